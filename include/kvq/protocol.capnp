@@ -1,0 +1,99 @@
+# The only wire definition of kvq: what goes over the daemon's Unix socket.
+#
+# Invariant: one capability carries at most one descriptor and one message at most one such capability, so that a peer's
+# limit of one descriptor per message never drops any. Hot paths use the session segment (segment.h), not these calls.
+# Outcomes a caller acts on are in `Status`; an exception means a broken peer.
+@0xd1b7e6a3c05f4b21;
+
+using Cxx = import "/capnp/c++.capnp";
+$Cxx.namespace("kvq::wire");
+
+struct Status {
+  code @0 :Int32;      # Errc of result.h; 0 = ok
+  message @1 :Text;    # names the value and the fix
+  native @2 :Int32;    # errno or driver code
+}
+
+struct Layer {
+  kvHeads @0 :UInt16;
+  headDim @1 :UInt16;
+  dtype @2 :UInt8;      # Dtype
+  keepDense @3 :Bool;
+}
+
+enum Role {
+  both @0;              # one process schedules and computes
+  control @1;           # schedules: opens, reserves, commits, releases; maps no slab
+  data @2;              # computes: appends, attends, steps
+}
+
+struct Registration {
+  contractVersion @0 :UInt32;
+  role @1 :Role;
+  label @2 :Text;             # shown by kvqctl, e.g. "vllm worker 0"
+  layers @3 :List(Layer);
+  fingerprint @4 :Data;       # 32 bytes: digest over weights, RoPE parameters, everything that changes K/V
+  pageTokens @5 :UInt32;
+  formatFloorDense @6 :Bool;  # this session's pages are never quantized
+  credits @7 :UInt32;         # pages to keep in the magazine
+  slabs @8 :SlabSink;         # null for the control role
+}
+
+interface Memory {}           # its descriptor is a memfd, or an eventfd for doorbells; dropping it drops the import
+
+# Implemented by the client. A reply is the acknowledgement that the slab is mapped (or no longer mapped).
+interface SlabSink {
+  map @0 (slab :UInt32, writable :Bool, memory :Memory) -> ();
+  unmap @1 (slab :UInt32) -> ();
+}
+
+# The bootstrap capability: one object per peer, made from the peer's credentials.
+interface Node {
+  register @0 (request :Registration) -> (status :Status, session :Session, info :SessionInfo);
+  admin @1 () -> (status :Status, admin :Admin);    # admin group or root only
+}
+
+struct SessionInfo {
+  session @0 :UInt32;
+  tenant @1 :UInt32;
+  tenantName @2 :Text;
+  salt @3 :Data;              # 32 bytes, secret to the tenant
+  arenaBytes @4 :UInt64;
+  slabBytes @5 :UInt64;
+  daemonInstance @6 :UInt64;  # random per arena; processes share one mapping per (instance, tenant)
+  coldFormat @7 :UInt8;       # Format the daemon quantizes to
+  device @8 :Text;            # "host"
+}
+
+interface Session {
+  directory @0 () -> (memory :Memory);       # read-only
+  prefixTable @1 () -> (memory :Memory);     # read-only
+  segment @2 () -> (memory :Memory);         # read-write
+  doorbell @3 () -> (memory :Memory);        # eventfd: client -> daemon "look at my rings now"
+  notice @4 () -> (memory :Memory);          # eventfd: daemon -> client "pressure words or magazine changed"
+  ready @5 () -> (status :Status);           # returns once every slab of the tenant is mapped by this session
+  # Waits until the magazine holds `pages` unused pages, at most `deadlineMs`.
+  credits @6 (pages :UInt32, deadlineMs :UInt32) -> (status :Status, granted :UInt32);
+  # A new running sequence that holds the `pages` pages of the chain that ends in `lastPage`, whose key is `key`.
+  attach @7 (sequence :UInt32, lastPage :UInt32, generation :UInt16, pages :UInt32, key :Data, formatFloorDense :Bool)
+      -> (status :Status, pages :List(UInt32));
+  # A parked sequence runs again; waits for room at most `deadlineMs`.
+  resume @8 (sequence :UInt32, deadlineMs :UInt32) -> (status :Status);
+  # Pages of this session lost since count `since` (DaemonWords.lost_pages), with the sequences that hold them.
+  lostPages @9 (since :UInt64) -> (status :Status, pages :List(UInt32), sequences :List(UInt32), now :UInt64);
+  ping @10 () -> ();
+}
+
+# Replies are JSON documents (docs/operations.md lists the fields), so that kvqctl --json and its tables show the same.
+interface Admin {
+  status @0 () -> (json :Text);
+  sessions @1 () -> (json :Text);
+  tenants @2 () -> (json :Text);
+  pages @3 (tenant :Text, limit :UInt32) -> (status :Status, json :Text);
+  # Quantizes pages of `tenant` (empty: all) that nobody used for `idleMs`. dryRun: only says what it would do.
+  quantize @4 (tenant :Text, idleMs :UInt64, dryRun :Bool) -> (status :Status, json :Text);
+  # key: quantize_at, evict_at, refuse_at, relief, or quota.TENANT, share.TENANT. value: as in the config file.
+  set @5 (key :Text, value :Text) -> (status :Status, json :Text);
+  # Admits nothing new and returns once every session has ended or after `deadlineMs`; the daemon then exits with 0.
+  drain @6 (deadlineMs :UInt32) -> (status :Status, json :Text);
+}
