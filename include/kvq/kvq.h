@@ -188,7 +188,8 @@ KVQ_API kvq_status kvq_sequence_open(kvq_model* model, const uint32_t* tokens, u
                                      const kvq_open_options* options, uint64_t* cached_tokens, kvq_sequence** sequence);
 
 /* Makes room for `tokens` tokens past the committed ones, from credits; when those are used up, asks the daemon and waits at most
- * deadline_ms. All or nothing. Errors: NO_MEMORY, OVER_QUOTA, LIMIT_REACHED, DRAINING, DAEMON_GONE. */
+ * deadline_ms. All or nothing. Errors: NO_MEMORY, OVER_QUOTA, LIMIT_REACHED (more than 4096 pages in one call), DRAINING,
+ * DAEMON_GONE. */
 KVQ_API kvq_status kvq_reserve(kvq_sequence* sequence, uint64_t tokens, uint32_t deadline_ms);
 /* The same for several sequences of one model; all or nothing. */
 KVQ_API kvq_status kvq_reserve_batch(kvq_sequence* const* sequences, const uint64_t* tokens, size_t count, uint32_t deadline_ms);
@@ -200,13 +201,14 @@ KVQ_API kvq_status kvq_commit(kvq_sequence* sequence, const uint32_t* tokens, ui
                               uint32_t step_session);
 
 /* Keeps the first `tokens` committed tokens. Rejected drafts need no call (uncommitted tokens are simply overwritten). A cut inside
- * a sealed page copies the kept part to a fresh page (one credit; waits at most deadline_ms). */
+ * a sealed page copies the kept part to a fresh page (one credit; waits at most deadline_ms), which a control session cannot. */
 KVQ_API kvq_status kvq_truncate(kvq_sequence* sequence, uint64_t tokens, uint32_t deadline_ms);
 
 /* Gives up pages wholly before `position` (sliding windows). Attention must not need them again: they become null pages. */
 KVQ_API kvq_status kvq_drop_before(kvq_sequence* sequence, uint64_t position);
 
-/* A new running sequence with the same committed tokens. Sealed pages are shared; an unfinished last page is copied (one credit). */
+/* A new running sequence with the same committed tokens. Full pages are shared, also while their step still runs; an unfinished last
+ * page is copied (one credit), which a control session cannot. */
 KVQ_API kvq_status kvq_fork(kvq_sequence* sequence, uint32_t deadline_ms, kvq_sequence** child);
 
 /* Parked: must not be appended to or attended; its pages may be evicted. resume waits for room. */
@@ -276,7 +278,7 @@ KVQ_API kvq_status kvq_step_begin(kvq_model* model, uint64_t* step);
 /* stream: NULL on the host device. */
 KVQ_API kvq_status kvq_step_end(kvq_model* model, uint64_t step, void* stream);
 
-/* Writes K and V of `tokens` tokens of one layer. Data pointers are in the device's memory. */
+/* Writes K and V of `tokens` tokens of one layer. Data pointers are in the device's memory. Needs an open step, as kvq_attend does. */
 typedef struct kvq_append_args {
   size_t size;                  /* sizeof(kvq_append_args) */
   uint32_t layer;

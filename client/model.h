@@ -1,0 +1,105 @@
+// A registered model: one session with the daemon, everything of it that sequences and kernels need.
+//
+// Invariant: the rings and the sequence ids change only under mutex(), which is held across no RPC and no copy. Calls
+// that only read shared memory (lookup, attend, append, steps) take no lock of the model and go on when the daemon is
+// gone.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "client/aliases.h"
+#include "client/connection.h"
+#include "client/prefix_keys.h"
+#include "client/rings.h"
+#include "client/steps.h"
+#include "kernels/host_kernels.h"
+#include "kvq/kvq.h"
+#include "kvq/page_format.h"
+
+namespace kvq::client {
+
+class Deadline {
+ public:
+  explicit Deadline(std::uint64_t ms) : until_(std::chrono::steady_clock::now() + std::chrono::milliseconds(ms)) {}
+  std::uint32_t left_ms() const;  // rounded up; 0 when it has passed
+
+ private:
+  std::chrono::steady_clock::time_point until_;
+};
+
+class Model {
+ public:
+  using Lock = std::unique_lock<std::mutex>;
+
+  static kvq_status open(Connection& connection, const kvq_model_desc& desc, std::shared_ptr<Model>& out);
+  kvq_status close();  // INVALID_ARGUMENT while a step is open
+
+  kvq_status check_open() const;    // STALE_ID once closed
+  kvq_status check_daemon() const;  // also DAEMON_GONE, DRAINING is for the callers that admit something
+  kvq_status check_admission() const;
+  kvq_status check_data(const char* call) const;  // INVALID_ARGUMENT for the control role
+
+  // What follows below is used with the lock held.
+  Lock lock() { return Lock(mutex_); }
+  // Returns with room for `commands` in the ring and `credits` pages at hand, or an error: then nothing was taken.
+  // Gives the lock up while it waits.
+  kvq_status prepare(Lock& lock, std::uint32_t commands, std::uint32_t credits, const Deadline& deadline);
+  Rings& rings(const Lock&) { return rings_; }
+  kvq_status take_sequence_id(const Lock&, SequenceId& id);  // LIMIT_REACHED
+  void give_sequence_id(const Lock&, SequenceId id) { free_ids_.push_back(raw(id)); }
+
+  kvq_status request_credits(std::uint32_t pages, std::uint32_t deadline_ms);
+  kvq_status return_credits(std::uint32_t pages);
+  kvq_status get_pressure(kvq_pressure& out);
+  kvq_status lost_pages(std::uint64_t since, LostPages& out);
+  void get_info(kvq_model_info& out) const;
+
+  // Copies a page of any format into the open page `to`, dense, inside a step of its own.
+  kvq_status copy_page(PageId from, PageId to);
+  kvq_status append(const kvq_append_args& args);
+  kvq_status attend(const kvq_attend_args& args);
+
+  Connection::Session& session() { return *session_; }
+  const TenantMemory& memory() const { return *grant_.memory; }
+  SessionId session_id() const { return grant_.session; }
+  bool control() const { return role_ == KVQ_ROLE_CONTROL; }
+  bool format_floor_dense() const { return floor_dense_; }
+  const Key& root() const { return root_; }
+  const Key& digest() const { return digest_; }
+  const ModelGeometry& geometry() const { return geometry_; }
+  int notice_fd() const { return grant_.notice.get(); }
+  Steps& steps() { return steps_; }
+  Aliases& aliases() { return aliases_; }
+  Entry entry(PageId page) const { return unpack_entry(memory().entries()[raw(page)].load(std::memory_order_acquire)); }
+
+ private:
+  Model(const kvq_model_desc& desc, const ModelGeometry& geometry, Grant grant,
+        std::unique_ptr<Connection::Session> session);
+  Segment& segment() const { return *reinterpret_cast<Segment*>(grant_.segment->data()); }
+  ModelView view() const { return {&geometry_, layouts_}; }
+  PageSource pages() const { return {memory().entries(), memory().directory().capacity, memory().arena()}; }
+
+  ModelGeometry geometry_;
+  PageLayout layouts_[kFormatCount];
+  std::vector<std::uint16_t> query_heads_;  // by layer
+  const kvq_role role_;
+  const bool floor_dense_;
+  Key root_, digest_;
+  Grant grant_;
+  std::unique_ptr<Connection::Session> session_;  // null once closed
+  std::atomic<bool> closed_{false};
+  Steps steps_;
+  Aliases aliases_;
+  std::mutex mutex_;
+  Rings rings_;                          // guarded by mutex_
+  std::vector<std::uint32_t> free_ids_;  // guarded by mutex_
+  std::uint32_t next_id_ = 1;            // guarded by mutex_
+};
+
+}  // namespace kvq::client

@@ -1,0 +1,59 @@
+"""Plain values that go into and come out of the C ABI. Invariant: immutable, and nothing here calls anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+
+class Role(enum.IntEnum):
+    BOTH = 0
+    CONTROL = 1
+    DATA = 2
+
+
+class PressureLevel(enum.IntEnum):
+    CALM = 0
+    QUANTIZE = 1
+    EVICT = 2
+    REFUSE = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    kv_heads: int
+    head_dim: int
+    query_heads: int
+    bf16: bool = False
+    keep_dense: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelInfo:
+    session: int
+    tenant: int
+    tenant_name: str
+    arena_bytes: int
+    slab_bytes: int
+    dense_page_bytes: int
+    cold_page_bytes: int
+    cold_format: int
+    device: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    cached_tokens: int
+    dense_tokens: int
+    quantized_tokens: int
+    host_tokens: int
+    pending: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Pressure:
+    level: PressureLevel
+    credits: int
+    credits_wanted_back: int
+    lost_pages: int
+    draining: bool

@@ -1,0 +1,118 @@
+// Registration, on the loop thread: one chain from the request to a session whose memory is all mapped.
+//
+// Invariant: the sink learns where slabs go as soon as the reply is there, since the daemon answers `ready` only after
+// the sink has mapped every slab of the tenant.
+#include <kj/debug.h>
+
+#include <cstring>
+
+#include "client/last_error.h"
+#include "client/wire.h"
+#include "kvq/result.h"
+
+namespace kvq::client {
+namespace {
+
+struct Registering {
+  const RegisterRequest& request;
+  Grant& grant;
+  std::unique_ptr<Connection::Session::Wire>& wire;
+  std::shared_ptr<SinkState> sink = std::make_shared<SinkState>();
+  TenantMemory::Shape shape;
+  kj::Vector<Fd> fds;  // directory, prefix table, segment, doorbell, notice
+};
+
+void fill(wire::Registration::Builder out, const RegisterRequest& request, const std::string& label) {
+  out.setContractVersion(kContractVersion);
+  out.setRole(static_cast<wire::Role>(request.role));
+  out.setLabel(label);
+  auto layers = out.initLayers(request.geometry.layers);
+  for (std::uint32_t i = 0; i < request.geometry.layers; ++i) {
+    const LayerSpec& spec = request.geometry.layer[i];
+    layers[i].setKvHeads(spec.kv_heads);
+    layers[i].setHeadDim(spec.head_dim);
+    layers[i].setDtype(static_cast<std::uint8_t>(spec.dtype));
+    layers[i].setKeepDense(spec.keep_dense != 0);
+  }
+  out.setFingerprint(kj::arrayPtr(request.fingerprint, sizeof(request.fingerprint)));
+  out.setPageTokens(kPageTokens);
+  out.setFormatFloorDense(request.format_floor_dense);
+  out.setCredits(request.credits);
+}
+
+Reply accept_info(Registering& r, wire::SessionInfo::Reader info) {
+  if (info.getSalt().size() != sizeof(r.grant.salt) || info.getSlabBytes() == 0 ||
+      info.getArenaBytes() < info.getSlabBytes()) {
+    return failure(KVQ_ERR_VERSION_MISMATCH, "kvqd's registration reply has a salt of " +
+                                                 std::to_string(info.getSalt().size()) + " bytes and slabs of " +
+                                                 std::to_string(info.getSlabBytes()) +
+                                                 "; install kvqd and libkvq of one release");
+  }
+  std::memcpy(r.grant.salt, info.getSalt().begin(), sizeof(r.grant.salt));
+  r.grant.session = SessionId{info.getSession()};
+  r.grant.tenant_name = info.getTenantName().cStr();
+  r.grant.device = info.getDevice().cStr();
+  r.grant.cold_format = static_cast<Format>(info.getColdFormat());
+  r.shape = {info.getDaemonInstance(), TenantId{info.getTenant()}, info.getArenaBytes(), info.getSlabBytes()};
+  r.grant.memory = TenantMemory::of(r.shape);
+  r.sink->memory = r.grant.memory;
+  r.sink->session = r.grant.session;
+  r.sink->pair.fulfiller->fulfill();
+  return {};
+}
+
+Reply on_this_thread(kvq_status status) { return status == KVQ_OK ? Reply{} : failure(status, last_error()); }
+
+Reply map_all(Registering& r) {
+  if (auto s = r.grant.memory->map_tables(r.fds[0].get(), r.fds[1].get()); s != KVQ_OK) return on_this_thread(s);
+  if (auto s = map_segment(r.fds[2].get(), r.shape.tenant, r.grant.session, r.grant.segment); s != KVQ_OK)
+    return on_this_thread(s);
+  r.grant.doorbell = std::move(r.fds[3]);
+  r.grant.notice = std::move(r.fds[4]);
+  r.wire->notice_fd = r.grant.notice.get();
+  return {};
+}
+
+kj::Promise<Reply> wait_until_ready(const std::shared_ptr<Registering>& r) {
+  return r->wire->session.readyRequest().send().then([r](auto&& response) -> Reply {
+    if (r->sink->first_error.status != KVQ_OK) return r->sink->first_error;
+    return reply_of(response.getStatus());
+  });
+}
+
+kj::Promise<Reply> fetch_memory(const std::shared_ptr<Registering>& r) {
+  auto& session = r->wire->session;
+  auto wanted = kj::heapArrayBuilder<kj::Promise<int>>(5);
+  wanted.add(take_descriptor(session.directoryRequest().send().getMemory()));
+  wanted.add(take_descriptor(session.prefixTableRequest().send().getMemory()));
+  wanted.add(take_descriptor(session.segmentRequest().send().getMemory()));
+  wanted.add(take_descriptor(session.doorbellRequest().send().getMemory()));
+  wanted.add(take_descriptor(session.noticeRequest().send().getMemory()));
+  return kj::joinPromises(wanted.finish()).then([r](kj::Array<int>&& numbers) -> kj::Promise<Reply> {
+    for (const int number : numbers) r->fds.add(Fd(number));
+    Reply mapped = map_all(*r);
+    if (mapped.status != KVQ_OK) return mapped;
+    return wait_until_ready(r);
+  });
+}
+
+}  // namespace
+
+kj::Promise<Reply> register_on_loop(Connection::Wire& connection, const std::string& label,
+                                    const RegisterRequest& request, Grant& grant,
+                                    std::unique_ptr<Connection::Session::Wire>& wire) {
+  auto r = std::make_shared<Registering>(Registering{request, grant, wire});
+  auto call = connection.node.registerRequest();
+  fill(call.initRequest(), request, label);
+  if (request.role != KVQ_ROLE_CONTROL) call.getRequest().setSlabs(kj::heap<SlabSinkServer>(r->sink));
+  return call.send().then([r, &connection](auto&& response) -> kj::Promise<Reply> {
+    Reply reply = reply_of(response.getStatus());
+    if (reply.status == KVQ_OK) reply = accept_info(*r, response.getInfo());
+    if (reply.status != KVQ_OK) return reply;
+    r->wire = std::make_unique<Connection::Session::Wire>(Connection::Session::Wire{response.getSession(), r->sink});
+    connection.sessions.insert(r->wire.get());
+    return fetch_memory(r);
+  });
+}
+
+}  // namespace kvq::client

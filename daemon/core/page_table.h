@@ -1,0 +1,135 @@
+// The page table: one record for each page id of a tenant, and the lists from which victims are taken.
+//
+// Invariant: a page changes state only along the edges drawn here; anything else asserts. A page is on a victim list
+// exactly when its record says that it is a candidate, so that planning never walks all pages.
+//
+//   free -> credit -> open -> sealing -> sealed <-> transcoding      credit, open, sealing, sealed, transcoding ->
+//   retired
+//     ^                                                                                                        |
+//     +---------------------------------------- reaped from limbo -------------------------------------------+
+#pragma once
+
+#include <array>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "daemon/core/page_list.h"
+#include "kvq/directory.h"
+#include "kvq/prefix_table.h"
+#include "kvq/types.h"
+
+namespace kvq {
+
+// Stored in page records: never renumber.
+enum class PageState : std::uint8_t {
+  free = 0,
+  credit = 1,       // in a session's magazine, or taken out of it and not yet bound to a sequence
+  open = 2,         // in one sequence; its session may write it
+  sealing = 3,      // complete; waits for the end of the step that writes it
+  sealed = 4,       // immutable, readable at its slot
+  transcoding = 5,  // immutable, readable at its slot, a job reads it
+  retired = 6,      // in limbo with its slot
+};
+inline constexpr std::size_t kPageStates = 7;
+const char* name(PageState state);
+
+inline constexpr std::uint16_t kPageIndexed = 1;     // the prefix table names it
+inline constexpr std::uint16_t kPageKeepsDense = 2;  // its values cannot be quantized
+inline constexpr std::uint16_t kPageHasKey = 4;  // `key` names its content (also of a duplicate, which is not indexed)
+
+// Durable: lies in a daemon-private memfd (shm/table_file.h). All zero: a free page.
+struct alignas(64) PageRecord {
+  Key key;
+  PageId parent;  // the indexed page before it, null at the root; meaningful while indexed
+  SlabId slab;
+  SlotIndex slot;
+  std::uint16_t generation;
+  Format format;
+  PageState state;
+  std::uint16_t model;  // core/layouts.h
+  std::uint16_t flags;
+  SessionId owner;  // of a credit, open or sealing page
+  std::uint64_t last_use_ms;
+};
+static_assert(sizeof(PageRecord) == 64);
+
+// What one sequence's hold on a page adds to its counts.
+struct Hold {
+  bool reference = false;
+  bool running = false;   // the sequence runs: the page has to stay on the device
+  bool protect = false;   // window, sink or format floor: the page has to stay dense
+  bool immobile = false;  // a holder cannot map new slabs: the page has to stay where it is
+  friend constexpr bool operator==(const Hold&, const Hold&) = default;
+};
+
+// Derived: rebuilt from records and block tables.
+struct PageUse {
+  std::uint32_t references = 0, running = 0, protections = 0, immobile = 0;
+  std::uint32_t children = 0;  // indexed pages whose parent this is
+  std::uint8_t failures = 0;   // of transcodes in a row
+};
+
+enum class VictimList : std::uint8_t { none, idle, running, cached };
+
+class PageTable {
+ public:
+  // `records`: all zero, record 0 for the null page; outlives the table. `quantizable`: false keeps every page dense.
+  PageTable(std::span<PageRecord> records, bool quantizable);
+
+  bool names_page(PageId page) const { return raw(page) != 0 && raw(page) < records_.size(); }
+  const PageRecord& record(PageId page) const { return records_[raw(page)]; }
+  const PageUse& use(PageId page) const { return uses_[raw(page)]; }
+  std::uint32_t capacity() const { return static_cast<std::uint32_t>(records_.size()); }
+  std::uint32_t free_pages() const { return static_cast<std::uint32_t>(free_.size()); }
+  std::uint32_t count(PageState state) const { return state_count_[static_cast<std::size_t>(state)]; }
+  std::uint32_t cached_pages() const { return cached_; }  // sealed or transcoding, and held by no sequence
+
+  struct Place {
+    SlabId slab{};
+    SlotIndex slot{};
+    Format format = Format::none;
+  };
+  // free -> credit. Precondition: free_pages() > 0; next_free() is the id it will use.
+  PageId next_free() const { return free_.back(); }
+  PageId allocate(const Place& place, std::uint16_t model, SessionId owner, std::uint64_t now_ms);
+  // retired -> free: a new generation, no key, nothing that points anywhere.
+  void release_id(PageId page);
+
+  void move(PageId page, PageState to);  // every other edge
+  void set_place(PageId page, const Place& place);
+  void set_key(PageId page, const Key& key);
+  void set_indexed(PageId page, PageId parent);
+  void clear_indexed(PageId page);
+  void set_keeps_dense(PageId page);
+  void count_failure(PageId page, bool failed);  // false: forget earlier ones
+  void touch(PageId page, std::uint64_t now_ms);
+  void change_hold(PageId page, const Hold& before, const Hold& after);
+
+  // Candidates, longest unused first. idle: dense, sealed, in no running sequence. running: dense, sealed, outside
+  // every window, sink and floor. cached: held by no sequence, without indexed children.
+  std::uint32_t victims(VictimList list) const;
+  VictimList quantize_list(PageId page) const { return quantize_member_[raw(page)]; }  // none, idle or running
+  bool droppable(PageId page) const { return drop_member_[raw(page)] != 0; }
+  PageId first_victim(VictimList list) const;
+  PageId next_victim(VictimList list, PageId page) const;
+
+ private:
+  PageRecord& at(PageId page);
+  void refresh(PageId page);
+  VictimList wanted_list(const PageRecord& record, const PageUse& use) const;
+  void enlist(PageList& list, PageId page);
+
+  std::span<PageRecord> records_;
+  bool quantizable_;
+  std::vector<PageUse> uses_;
+  std::vector<PageId> free_;
+  std::array<std::uint32_t, kPageStates> state_count_{};
+  std::uint32_t cached_ = 0;
+  std::vector<VictimList> quantize_member_;
+  std::vector<std::uint8_t> drop_member_, counted_cached_;
+  PageLinks quantize_links_, drop_links_;
+  PageList idle_, running_, drop_;
+};
+
+}  // namespace kvq

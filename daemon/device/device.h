@@ -1,0 +1,67 @@
+// The door to the memory that holds pages: one implementation per kind of device, one conformance suite for all.
+//
+// Invariant: only the loop thread calls these functions and none of them waits. Work that takes time is submitted and
+// its completion polled; a job's source slot is left untouched, so a failed or abandoned job loses nothing.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvq/page_format.h"
+#include "kvq/result.h"
+#include "kvq/types.h"
+
+namespace kvq {
+
+// Transcode one page: read `from` at `source`, write `to` at `destination` (bytes from the arena's base). The layouts
+// outlive the job (the store owns the registry). Equal formats copy.
+struct TranscodeJob {
+  std::uint64_t id = 0;  // the store's; returned in the completion
+  const ModelGeometry* geometry = nullptr;
+  const PageLayout* from = nullptr;
+  const PageLayout* to = nullptr;
+  std::uint64_t source_bytes = 0;
+  std::uint64_t destination_bytes = 0;
+};
+
+struct TranscodeDone {
+  std::uint64_t id = 0;
+  Error error;  // code ok, or why the page must keep its old form (invalid_argument: non-finite or out-of-range values)
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual std::string name() const = 0;  // "host"
+  virtual std::uint64_t arena_bytes() const = 0;
+  virtual std::uint64_t slab_bytes() const = 0;
+  std::uint32_t slabs() const { return static_cast<std::uint32_t>(arena_bytes() / slab_bytes()); }
+
+  // A new, zeroed slab at its place in the arena. Until destroy_slab the id is taken.
+  virtual Result<void> create_slab(SlabId slab) = 0;
+  // Gives the memory back. Every importer has dropped it (or died) before.
+  virtual void destroy_slab(SlabId slab) = 0;
+  // A descriptor that importers map; owned by the device, valid until destroy_slab. A read-only one cannot be mapped
+  // writable.
+  virtual int descriptor(SlabId slab, bool writable) const = 0;
+
+  // Queues jobs; the span is copied. Jobs run in any order, on other threads.
+  virtual void submit(std::span<const TranscodeJob> jobs) = 0;
+  // Appends what has finished since the last call.
+  virtual void poll(std::vector<TranscodeDone>& done) = 0;
+  // Jobs submitted and not yet returned by poll.
+  virtual std::size_t in_flight() const = 0;
+};
+
+// Runs `work` on some other thread; `done` later on the loop thread. The loop gives its worker pool, tests give inline
+// ones.
+using RunBlocking = std::function<void(std::function<void()> work, std::function<void()> done)>;
+
+std::unique_ptr<Device> make_host_device(std::uint64_t arena_bytes, std::uint64_t slab_bytes, RunBlocking run);
+
+}  // namespace kvq

@@ -1,0 +1,204 @@
+// Start-up checks; each message is one line: what is there, what is needed, how to get it.
+#include "daemon/limits.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+namespace kvq {
+namespace {
+
+// A slab is a memfd, and one reopened read-only for those who may not write it.
+constexpr std::uint64_t kDescriptorsPerSlab = 2;
+// Socket, pidfd, segment memfd, two eventfds, and as many again while a predecessor is being buried.
+constexpr std::uint64_t kDescriptorsPerSession = 10;
+// Directory and prefix table, each also read-only, and page records.
+constexpr std::uint64_t kDescriptorsPerTenant = 6;
+// Loop, log, listener, lock file, libraries.
+constexpr std::uint64_t kDescriptorsBase = 64;
+
+std::string number(std::uint64_t value) { return std::to_string(value); }
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  if (file) text << file.rdbuf();
+  return text.str();
+}
+
+std::optional<std::uint64_t> leading_number(std::string_view text) {
+  std::uint64_t value = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
+  return parsed.ec == std::errc() ? std::optional(value) : std::nullopt;
+}
+
+Limit read_limit(int resource) {
+  rlimit limit{};
+  if (getrlimit(static_cast<__rlimit_resource>(resource), &limit) != 0) return {UINT64_MAX, UINT64_MAX};
+  return {limit.rlim_cur, limit.rlim_max};  // RLIM_INFINITY is UINT64_MAX
+}
+
+Processor read_processor() {
+  Processor processor;
+  utsname name{};
+  uname(&name);
+  processor.architecture = name.machine;
+  processor.little_endian = std::endian::native == std::endian::little;
+#if defined(__x86_64__)
+  processor.avx2 = __builtin_cpu_supports("avx2");
+  processor.fma = __builtin_cpu_supports("fma");
+  processor.f16c = __builtin_cpu_supports("f16c");
+#endif
+  return processor;
+}
+
+void refuse(const Problem& problem) {
+  if (problem) throw StartupError(ExitCode::environment, *problem);
+}
+
+void refuse_memory(std::uint64_t arena_bytes) {
+  refuse(check_memory(arena_bytes, parse_memory_total(read_file("/proc/meminfo")), "the machine's memory"));
+  for (const auto& file : group_limit_files(read_file("/proc/self/cgroup"))) {
+    if (const auto limit = parse_group_limit(read_file(file))) {
+      refuse(check_memory(arena_bytes, *limit, "the control group's limit (" + file + ")"));
+    }
+  }
+}
+
+}  // namespace
+
+std::uint64_t descriptors_needed(const Needs& needs) {
+  return needs.slabs * kDescriptorsPerSlab + needs.sessions * kDescriptorsPerSession +
+         needs.tenants * kDescriptorsPerTenant + kDescriptorsBase;
+}
+
+Problem check_descriptors(std::uint64_t needed, Limit descriptors) {
+  if (needed <= descriptors.hard) return std::nullopt;
+  return "the descriptor limit is " + number(descriptors.hard) + ", this configuration may need " + number(needed) +
+         ": set LimitNOFILE=" + number(needed) + " in the unit (ulimit -Hn), or raise slab_bytes, or lower max_sessions";
+}
+
+Problem check_memory(std::uint64_t arena_bytes, std::uint64_t limit_bytes, std::string_view limit_name) {
+  if (limit_bytes == 0 || arena_bytes <= limit_bytes) return std::nullopt;
+  return "arena_bytes is " + number(arena_bytes) + ", " + std::string(limit_name) + " is " + number(limit_bytes) +
+         " bytes: lower arena_bytes or raise the limit";
+}
+
+Problem check_lockable(std::uint64_t arena_bytes, Limit locked_bytes) {
+  if (arena_bytes <= locked_bytes.hard) return std::nullopt;
+  return "lock_memory is set, but RLIMIT_MEMLOCK is " + number(locked_bytes.hard) + " bytes and the arena " +
+         number(arena_bytes) + ": pages may be swapped; set LimitMEMLOCK=infinity in the unit";
+}
+
+Problem check_processor(const Processor& processor, Problem& slow) {
+  const auto& name = processor.architecture;
+  if (name != "x86_64" && name != "aarch64") {
+    return "the processor is " + name + ", kvqd runs on x86_64 and aarch64: use such a machine";
+  }
+  if (!processor.little_endian) {
+    return "the processor is big-endian, shared memory layouts are little-endian: use a little-endian system";
+  }
+  if (name == "x86_64" && !(processor.avx2 && processor.f16c && processor.fma)) {
+    slow = "the processor lacks AVX2, F16C or FMA: kernels run in a slower version; in a virtual machine pass the "
+           "host's processor through (-cpu host)";
+  }
+  return std::nullopt;
+}
+
+std::uint64_t parse_memory_total(std::string_view meminfo) {
+  constexpr std::string_view kKey = "MemTotal:";
+  const auto at = meminfo.find(kKey);
+  if (at == std::string_view::npos) return 0;
+  auto rest = meminfo.substr(at + kKey.size());
+  rest.remove_prefix(std::min(rest.find_first_not_of(' '), rest.size()));
+  return leading_number(rest).value_or(0) * 1024;  // the file counts in KiB, which it writes kB
+}
+
+std::optional<std::uint64_t> parse_group_limit(std::string_view text) { return leading_number(text); }
+
+std::vector<std::string> group_limit_files(std::string_view self_cgroup) {
+  std::vector<std::string> files;
+  std::istringstream lines{std::string(self_cgroup)};
+  for (std::string line; std::getline(lines, line);) {
+    // "0::/path" is the unified hierarchy, "4:memory:/path" the older one.
+    const auto first = line.find(':');
+    const auto second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const auto controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    auto path = line.substr(second + 1);
+    std::string mount = "/sys/fs/cgroup", leaf = "/memory.max";
+    if (controllers.find(",memory,") != std::string::npos) {
+      mount += "/memory";
+      leaf = "/memory.limit_in_bytes";
+    } else if (controllers != ",,") {
+      continue;
+    }
+    // A limit on any group above binds as well.
+    for (; path.size() > 1; path.erase(path.rfind('/'))) files.push_back(mount + path + leaf);
+    files.push_back(mount + leaf);
+  }
+  return files;
+}
+
+Problem check_directory(const std::string& directory) {
+  struct stat status {};
+  if (stat(directory.c_str(), &status) != 0) {
+    return "directory " + directory + ": " + std::strerror(errno) + ": create it (mkdir -p " + directory +
+           "), or let systemd do so (RuntimeDirectory=kvq)";
+  }
+  if (!S_ISDIR(status.st_mode)) return directory + " is not a directory: remove it, or choose another socket path";
+  if (access(directory.c_str(), W_OK | X_OK) == 0) return std::nullopt;
+  return "directory " + directory + " is not writable for uid " + number(geteuid()) + ": chown it to that user, or set " +
+         "User= of the unit to its owner";
+}
+
+Problem check_memfd() {
+  const int fd = memfd_create("kvq-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  const bool works = fd >= 0 && ftruncate(fd, 4096) == 0 &&
+                     fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) == 0;
+  const int error = errno;
+  if (fd >= 0) close(fd);
+  if (works) return std::nullopt;
+  return std::string("a sealed memfd cannot be made: ") + std::strerror(error) +
+         ": kvqd needs Linux 5.3 or later, and a container profile that allows memfd_create";
+}
+
+std::vector<std::string> check_environment(const Needs& needs) {
+  std::vector<std::string> warnings;
+  Problem slow;
+  refuse(check_processor(read_processor(), slow));
+  if (slow) warnings.push_back(*slow);
+  refuse(check_directory(needs.runtime_directory));
+  refuse(check_memfd());
+  refuse_memory(needs.arena_bytes);
+
+  const auto needed = descriptors_needed(needs);
+  const auto descriptors = read_limit(RLIMIT_NOFILE);
+  refuse(check_descriptors(needed, descriptors));
+  if (descriptors.soft < needed) {
+    const rlimit raised{needed, descriptors.hard};
+    if (setrlimit(RLIMIT_NOFILE, &raised) != 0) refuse(check_descriptors(needed, {descriptors.soft, descriptors.soft}));
+  }
+  if (needs.lock_memory) {
+    if (const auto problem = check_lockable(needs.arena_bytes, read_limit(RLIMIT_MEMLOCK))) {
+      warnings.push_back(*problem);
+    } else if (mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT) != 0) {
+      warnings.push_back(std::string("lock_memory is set, but mlockall failed: ") + std::strerror(errno) +
+                         ": pages may be swapped; give the unit CAP_IPC_LOCK or LimitMEMLOCK=infinity");
+    }
+  }
+  return warnings;
+}
+
+}  // namespace kvq

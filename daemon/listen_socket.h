@@ -1,0 +1,50 @@
+// The socket clients connect to, held by exactly one daemon.
+//
+// Invariant: whoever holds the lock file beside the socket owns the path; only the owner unlinks or binds it. So two
+// daemons that start at once cannot remove each other's socket, and a socket left by a crash is replaced. The lock file
+// itself is never removed: a removed one could be locked by two.
+#pragma once
+
+#include <string>
+
+#include "daemon/exit_code.h"
+
+namespace kvq {
+
+struct ListenOptions {
+  std::string path;
+  std::string group;     // group that may connect; empty: the socket keeps this process's group
+  unsigned mode = 0660;
+};
+
+class ListenSocket {
+ public:
+  // Listens at once: a client that connects waits until the daemon accepts. A socket handed over by systemd (LISTEN_FDS) is
+  // adopted as it is, with mode and group from its unit. Throws StartupError: already_running when another daemon
+  // serves the path, environment when the machine refuses, usage when path or group cannot be right.
+  explicit ListenSocket(const ListenOptions& options);
+  // Closes the socket, removes it from the file system unless systemd owns it, and gives up the lock.
+  ~ListenSocket();
+  ListenSocket(const ListenSocket&) = delete;
+  ListenSocket& operator=(const ListenSocket&) = delete;
+
+  int fd() const { return fd_; }           // stays owned by this object; non-blocking, close-on-exec
+  bool adopted() const { return adopted_; }  // from systemd
+
+ private:
+  void take_lock();
+  void bind_fresh(const ListenOptions& options);
+  void adopt(int fd);
+  void release() noexcept;
+
+  std::string path_;
+  int lock_fd_ = -1;
+  int fd_ = -1;
+  bool adopted_ = false;
+  bool bound_ = false;
+};
+
+// Directory part of a path: "." for a bare name.
+std::string directory_of(const std::string& path);
+
+}  // namespace kvq

@@ -1,0 +1,77 @@
+// The daemon's face: serves the wire schema on a listening Unix socket.
+//
+// Invariant: this header is all that main knows of the rpc room. Everything runs on the loop thread; the server lives
+// until it is destroyed, before the store and the loop; the listening descriptor stays the caller's.
+#pragma once
+
+#include <kj/async-io.h>
+#include <sys/types.h>
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "daemon/event_loop.h"
+#include "daemon/store.h"
+
+namespace kvq {
+
+// Who belongs to a tenant. A uid listed anywhere wins over a gid listed anywhere.
+struct TenantRule {
+  TenantId tenant{};
+  std::vector<uid_t> uids;
+  std::vector<gid_t> gids;  // primary or supplementary
+};
+
+struct RpcOptions {
+  std::vector<TenantRule> rules;
+  // Model of the tenant that every other uid gets, named "uid-N" (its salt is made by `make_salt`). None: refused.
+  std::optional<TenantSpec> unlisted;
+  std::function<std::array<std::uint8_t, 32>()> make_salt;
+
+  // Who besides root may administer.
+  std::vector<uid_t> admin_uids;
+  std::optional<gid_t> admin_gid;
+  std::string admin_group;         // its name, for messages
+
+  // What SessionInfo tells each client.
+  std::uint64_t daemon_instance = 0;
+  std::uint64_t arena_bytes = 0;
+  std::uint64_t slab_bytes = 0;
+  Format cold_format = Format::int4;
+  std::string device;
+
+  std::uint32_t tick_ms = 10;
+  std::uint32_t max_connections = 512;        // the last 16 are kept for root; one uid gets at most a quarter (at least 8)
+  std::uint32_t max_sessions_per_peer = 32;
+  std::uint32_t max_parked_per_session = 64;  // requests that wait for room
+  std::uint32_t acknowledge_ms = 30'000;      // a session that has not mapped a slab by then is cut
+  std::uint32_t stalled_write_ms = 10'000;    // a peer that has not read its replies by then is cut
+
+  std::function<void(const std::string& line)> log = [](const std::string&) {};  // key=value text, one event each
+};
+
+class RpcServer {
+ public:
+  virtual ~RpcServer() = default;
+
+  // Store::DeliverNotice must end here.
+  virtual void deliver(const SlabNotice& notice) = 0;
+  // Work of the device has finished: the next tick should come at once.
+  virtual void tick_soon() = 0;
+  // Resolves when `drain` was asked for, the sessions have ended (or its deadline passed) and the answer is on its way.
+  virtual kj::Promise<void> drained() = 0;
+
+  virtual std::size_t connections() const = 0;
+  virtual std::size_t sessions() const = 0;  // those not yet released, connected or not
+};
+
+// Starts to accept on `listening_fd`. `io` and `loop` belong to one event loop and, like `store`, outlive the server.
+std::unique_ptr<RpcServer> serve(EventLoop& loop, kj::LowLevelAsyncIoProvider& io, Store& store, int listening_fd,
+                                 RpcOptions options);
+
+}  // namespace kvq

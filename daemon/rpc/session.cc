@@ -1,0 +1,214 @@
+// Node and Session: each call checks its arguments, takes the session's ring first, then asks the store once.
+#include "daemon/rpc/session.h"
+
+#include <kj/debug.h>
+
+#include <algorithm>
+
+#include "daemon/rpc/registration.h"
+
+namespace kvq {
+namespace {
+
+constexpr std::uint32_t kForeverMs = UINT32_MAX;
+
+class SessionServer final : public wire::Session::Server {
+ public:
+  SessionServer(Sessions& sessions, std::shared_ptr<LiveSession> session)
+      : sessions_(sessions), session_(std::move(session)) {}
+  ~SessionServer() noexcept(false) { sessions_.close(*session_); }
+
+  kj::Promise<void> directory(DirectoryContext context) override { return give(context, session_->directory); }
+  kj::Promise<void> prefixTable(PrefixTableContext context) override { return give(context, session_->prefix_table); }
+  kj::Promise<void> segment(SegmentContext context) override { return give(context, session_->segment); }
+  kj::Promise<void> doorbell(DoorbellContext context) override { return give(context, session_->doorbell_memory); }
+  kj::Promise<void> notice(NoticeContext context) override { return give(context, session_->notice_memory); }
+
+  kj::Promise<void> ready(ReadyContext context) override {
+    return answer(context, {kForeverMs, [this]() -> Result<void> {
+                              if (store().is_ready(session_->id)) return {};
+                              return Error{Errc::no_memory, 0, "a slab is not mapped yet"};
+                            }});
+  }
+
+  kj::Promise<void> credits(CreditsContext context) override {
+    const std::uint32_t pages = context.getParams().getPages();
+    const std::uint32_t deadline_ms = context.getParams().getDeadlineMs();
+    context.allowCancellation();
+    require_open();
+    auto outcome = sessions_.attempt(session_, {deadline_ms, [this, pages] { return store().request_credits(session_->id, pages); },
+                                                [this] { store().withdraw_credits(session_->id); }});
+    return outcome.then([this, context, pages, deadline_ms](Error error) mutable {
+      auto results = context.getResults();
+      results.setGranted(error.code == Errc::ok ? pages : 0);
+      if (error.code == Errc::no_memory) return refuse_for_room(results.initStatus(), pages, deadline_ms);
+      set_status(results.initStatus(), error);
+    });
+  }
+
+  kj::Promise<void> attach(AttachContext context) override {
+    require_open();
+    const auto params = context.getParams();
+    auto results = context.getResults();
+    Key key{};
+    if (params.getKey().size() != key.size()) {
+      set_status(results.initStatus(), Errc::invalid_argument,
+                 "a key has 32 bytes, not " + std::to_string(params.getKey().size()));
+      return kj::READY_NOW;
+    }
+    std::copy(params.getKey().begin(), params.getKey().end(), key.begin());
+    sessions_.drain_ring(*session_);
+    const auto pages = store().attach(session_->id, SequenceId{params.getSequence()}, PageId{params.getLastPage()},
+                                      params.getGeneration(), params.getPages(), key, params.getFormatFloorDense(),
+                                      sessions_.now_ms());
+    sessions_.settle();
+    if (!pages) {
+      set_status(results.initStatus(), pages.error());
+      return kj::READY_NOW;
+    }
+    set_ok(results.initStatus());
+    auto list = results.initPages(static_cast<unsigned>(pages->size()));
+    for (unsigned i = 0; i < list.size(); ++i) list.set(i, raw((*pages)[i]));
+    return kj::READY_NOW;
+  }
+
+  kj::Promise<void> resume(ResumeContext context) override {
+    const SequenceId sequence{context.getParams().getSequence()};
+    return answer(context, {context.getParams().getDeadlineMs(),
+                            [this, sequence] { return store().resume(session_->id, sequence, sessions_.now_ms()); }});
+  }
+
+  // On the host device a page that a sequence holds always stays resident, so none is ever lost.
+  kj::Promise<void> lostPages(LostPagesContext context) override {
+    require_open();
+    set_ok(context.getResults().initStatus());
+    return kj::READY_NOW;
+  }
+
+  kj::Promise<void> ping(PingContext) override {
+    require_open();
+    sessions_.drain_ring(*session_);
+    sessions_.settle();
+    return kj::READY_NOW;
+  }
+
+ private:
+  Store& store() { return sessions_.store(); }
+
+  // Only a peer that goes on after its own end gets here (its process has ended, the socket lives in a child).
+  void require_open() { KJ_REQUIRE(!session_->closed, "the session has ended"); }
+
+  // A request whose reply is its status alone.
+  template <typename Context>
+  kj::Promise<void> answer(Context context, Sessions::Request request) {
+    context.allowCancellation();
+    require_open();
+    return sessions_.attempt(session_, std::move(request)).then([context](Error error) mutable {
+      set_status(context.getResults().initStatus(), error);
+    });
+  }
+
+  template <typename Context>
+  kj::Promise<void> give(Context context, kj::Maybe<wire::Memory::Client>& memory) {
+    require_open();
+    context.getResults().setMemory(KJ_ASSERT_NONNULL(memory));
+    return kj::READY_NOW;
+  }
+
+  void refuse_for_room(wire::Status::Builder status, std::uint32_t pages, std::uint32_t deadline_ms) {
+    set_status(status, Errc::no_memory,
+               "no room for " + std::to_string(pages) + " pages within " + std::to_string(deadline_ms) +
+                   " ms; release or park sequences, wait longer, or raise the tenant's quota or the arena");
+  }
+
+  Sessions& sessions_;
+  std::shared_ptr<LiveSession> session_;
+};
+
+class NodeServer final : public wire::Node::Server {
+ public:
+  NodeServer(Sessions& sessions, TenantChooser& tenants, const AdminParts& admin, std::shared_ptr<Process> process)
+      : sessions_(sessions), tenants_(tenants), admin_(admin), process_(std::move(process)) {}
+
+  kj::Promise<void> register_(RegisterContext context) override {
+    const auto registration = context.getParams().getRequest();
+    auto results = context.getResults();
+    SessionRequest request;
+    if (auto refusal = check_registration(registration, request)) {
+      return refuse(results.initStatus(), refusal->code, refusal->message);
+    }
+    const RpcOptions& options = sessions_.options();
+    if (process_->ended) return refuse(results.initStatus(), Errc::stale_id, "the process that connected has ended");
+    if (sessions_.owned_by(*process_) >= options.max_sessions_per_peer) {
+      return refuse(results.initStatus(), Errc::limit_reached,
+                    "one connection has at most " + std::to_string(options.max_sessions_per_peer) +
+                        " models; close one, or connect again");
+    }
+    const auto tenant = tenants_.choose(process_->peer);
+    if (!tenant) {
+      return refuse(results.initStatus(), tenant.error().code,
+                    describe(tenant.error()) + ": uid " + std::to_string(process_->peer.uid) +
+                        "; add it to a [[tenants]] of kvqd's configuration");
+    }
+    request.tenant = *tenant;
+    request.pid = static_cast<std::uint32_t>(process_->peer.pid);
+    kj::Maybe<wire::SlabSink::Client> sink;
+    if (request.maps_slabs) sink = registration.getSlabs();
+    auto session = sessions_.open(process_, request, kj::mv(sink));
+    if (!session) return refuse(results.initStatus(), session.error().code, describe(session.error()));
+    options.log("event=session_peer session=" + std::to_string(raw((*session)->id)) +
+                " uid=" + std::to_string(process_->peer.uid) + " label=\"" + request.label + "\"");
+    set_ok(results.initStatus());
+    fill_info(results.initInfo(), **session);
+    results.setSession(kj::heap<SessionServer>(sessions_, *session));
+    return kj::READY_NOW;
+  }
+
+  kj::Promise<void> admin(AdminContext context) override {
+    auto results = context.getResults();
+    const RpcOptions& options = sessions_.options();
+    if (!may_administer(process_->peer, options)) {
+      std::string who = "root";
+      if (options.admin_gid) who += " or a member of group " + options.admin_group;
+      return refuse(results.initStatus(), Errc::permission_denied,
+                    "only " + who + " may administer kvqd, not uid " + std::to_string(process_->peer.uid));
+    }
+    set_ok(results.initStatus());
+    results.setAdmin(make_admin(admin_));
+    return kj::READY_NOW;
+  }
+
+ private:
+  kj::Promise<void> refuse(wire::Status::Builder status, Errc code, const std::string& message) {
+    set_status(status, code, message);
+    return kj::READY_NOW;
+  }
+
+  void fill_info(wire::SessionInfo::Builder info, const LiveSession& session) {
+    const RpcOptions& options = sessions_.options();
+    const TenantSpec& tenant = sessions_.store().tenant(session.tenant);
+    info.setSession(raw(session.id));
+    info.setTenant(raw(session.tenant));
+    info.setTenantName(tenant.name);
+    info.setSalt(kj::arrayPtr(tenant.salt.data(), tenant.salt.size()));
+    info.setArenaBytes(options.arena_bytes);
+    info.setSlabBytes(options.slab_bytes);
+    info.setDaemonInstance(options.daemon_instance);
+    info.setColdFormat(static_cast<std::uint8_t>(options.cold_format));
+    info.setDevice(options.device);
+  }
+
+  Sessions& sessions_;
+  TenantChooser& tenants_;
+  const AdminParts& admin_;
+  std::shared_ptr<Process> process_;
+};
+
+}  // namespace
+
+wire::Node::Client make_node(Sessions& sessions, TenantChooser& tenants, const AdminParts& admin,
+                             std::shared_ptr<Process> process) {
+  return kj::heap<NodeServer>(sessions, tenants, admin, std::move(process));
+}
+
+}  // namespace kvq

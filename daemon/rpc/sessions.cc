@@ -1,0 +1,276 @@
+// Life of the sessions: open, push slabs, park requests, close, release.
+#include "daemon/rpc/sessions.h"
+
+#include <kj/debug.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace kvq {
+namespace {
+
+constexpr std::uint64_t kGoodbyeMs = 100;
+
+std::string id_text(const LiveSession& s) {
+  return "session=" + std::to_string(raw(s.id)) + " pid=" + std::to_string(s.process->peer.pid);
+}
+
+}  // namespace
+
+void LiveSession::cut() const {
+  if (process->cut) process->cut();
+}
+
+// A sink that answers with an exception cannot be trusted to have mapped anything.
+void LiveSession::taskFailed(kj::Exception&&) { cut(); }
+
+Sessions::Sessions(EventLoop& loop, Store& store, const RpcOptions& options)
+    : loop_(loop),
+      store_(store),
+      options_(options),
+      ticker_(loop, store, options.tick_ms, [this](std::uint64_t now_ms) { after_tick(now_ms); }) {}
+
+Sessions::~Sessions() noexcept(false) {}
+
+Result<std::shared_ptr<LiveSession>> Sessions::open(const std::shared_ptr<Process>& process, const SessionRequest& request,
+                                                    kj::Maybe<wire::SlabSink::Client> sink) {
+  auto session = std::make_shared<LiveSession>();
+  session->doorbell = kj::AutoCloseFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  session->notice = kj::AutoCloseFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (session->doorbell < 0 || session->notice < 0) {
+    return Error{Errc::system, errno, "kvqd has no descriptor left for the session's eventfds"};
+  }
+  opening_ = true;
+  const auto id = store_.open_session(request, loop_.now_ms());
+  opening_ = false;
+  const auto early = std::exchange(early_, {});
+  if (!id) return id.error();
+  session->id = *id;
+  session->tenant = request.tenant;
+  session->label = request.label;
+  session->process = process;
+  session->sink = kj::mv(sink);
+  const SessionMemory memory = store_.memory(*id);
+  session->directory = make_memory(duplicate(memory.directory_read_only));
+  session->prefix_table = make_memory(duplicate(memory.prefix_table_read_only));
+  session->segment = make_memory(duplicate(memory.segment));
+  session->doorbell_memory = make_memory(duplicate(session->doorbell));
+  session->notice_memory = make_memory(duplicate(session->notice));
+  sessions_[*id] = session;
+  session->doorbell_watch = loop_.on_readable(session->doorbell, [this, s = session.get()] {
+    Bell::silence(s->doorbell);
+    drain_ring(*s);
+    settle();
+    ticker_.soon();
+  });
+  for (const EarlyNotice& e : early) {
+    if (e.notice.session == *id) push(session, e.notice, e.fd);
+  }
+  ticker_.keep_going(true);
+  ticker_.soon();
+  settle();
+  return session;
+}
+
+void Sessions::drain_ring(LiveSession& session) {
+  if (!session.closed) store_.drain_commands(session.id, loop_.now_ms());
+}
+
+void Sessions::close(LiveSession& session) {
+  if (session.closed || sessions_.count(session.id) == 0) return;
+  drain_ring(session);  // what it wrote before it left counts
+  session.closed = true;
+  session.doorbell_watch.cancel();
+  session.unacknowledged.clear();
+  store_.disconnect(session.id);
+  reject_parked(session);
+  settle();
+  ticker_.soon();
+}
+
+std::vector<std::shared_ptr<LiveSession>> Sessions::of(const Process& process) const {
+  std::vector<std::shared_ptr<LiveSession>> out;
+  for (const auto& [id, session] : sessions_) {
+    if (session->process.get() == &process) out.push_back(session);
+  }
+  return out;
+}
+
+void Sessions::hung_up(const Process& process) {
+  for (const auto& session : of(process)) close(*session);
+}
+
+void Sessions::process_ended(const Process& process) {
+  const std::uint64_t now_ms = loop_.now_ms();
+  for (const auto& session : of(process)) release(session, now_ms);
+  settle();
+  ticker_.soon();
+}
+
+void Sessions::release(const std::shared_ptr<LiveSession>& session, std::uint64_t now_ms) {
+  close(*session);
+  sessions_.erase(session->id);
+  store_.process_ended(session->id, now_ms);
+  if (sessions_.empty()) ticker_.keep_going(false);
+  finish_drains(now_ms);
+}
+
+void Sessions::deliver(const SlabNotice& notice) {
+  SharedFd fd = notice.map ? duplicate(notice.descriptor) : nullptr;
+  const auto found = sessions_.find(notice.session);
+  if (found == sessions_.end()) {
+    if (opening_) early_.push_back({notice, std::move(fd)});
+  } else if (!found->second->closed) {
+    push(found->second, notice, std::move(fd));
+  }
+}
+
+// One capability with one descriptor per call. The descriptor is closed here once the client has mapped it; the
+// capability goes on as the count of the import.
+void Sessions::push(const std::shared_ptr<LiveSession>& session, const SlabNotice& notice, SharedFd fd) {
+  KJ_IF_MAYBE (sink, session->sink) {
+    if (notice.map && fd->get() < 0) {
+      options_.log("event=no_descriptor_left " + id_text(*session));
+      session->cut();
+      return;
+    }
+    auto sent = [&]() -> kj::Promise<void> {
+      if (notice.map) {
+        auto call = sink->mapRequest();
+        call.setSlab(raw(notice.slab));
+        call.setWritable(notice.writable);
+        call.setMemory(make_memory(fd));
+        return call.send().ignoreResult();
+      }
+      auto call = sink->unmapRequest();
+      call.setSlab(raw(notice.slab));
+      return call.send().ignoreResult();
+    }();
+    const std::uint64_t serial = ++session->pushes_sent;
+    session->unacknowledged[serial] = loop_.now_ms();
+    session->pushes.add(sent.then([this, s = session.get(), serial, fd, slab = notice.slab, map = notice.map] {
+      if (fd != nullptr) *fd = nullptr;
+      s->unacknowledged.erase(serial);
+      if (s->closed) return;
+      store_.acknowledge(s->id, slab, map);
+      settle();
+      ticker_.soon();
+    }));
+  }
+}
+
+kj::Promise<Error> Sessions::attempt(const std::shared_ptr<LiveSession>& session, Request request) {
+  drain_ring(*session);
+  Result<void> outcome = request.attempt();
+  settle();
+  ticker_.soon();
+  if (outcome) return Error{};
+  if (outcome.error().code != Errc::no_memory || request.deadline_ms == 0) {
+    request.give_up();
+    return outcome.error();
+  }
+  if (session->parked >= options_.max_parked_per_session) {
+    return Error{Errc::limit_reached, 0, "too many requests of this session wait for room already"};
+  }
+  auto pair = kj::newPromiseAndFulfiller<Error>();
+  ++session->parked;
+  const std::uint64_t until_ms = loop_.now_ms() + request.deadline_ms;
+  parked_.push_back({session, until_ms, std::move(request), kj::mv(pair.fulfiller)});
+  return kj::mv(pair.promise);
+}
+
+void Sessions::try_parked(std::uint64_t now_ms) {
+  for (auto it = parked_.begin(); it != parked_.end();) {
+    const bool wanted = it->done->isWaiting();  // else its caller has gone
+    Result<void> outcome = wanted ? it->request.attempt() : Error{Errc::stale_id, 0, "given up"};
+    if (!outcome && outcome.error().code == Errc::no_memory && now_ms < it->until_ms) {
+      ++it;
+      continue;
+    }
+    if (!outcome) it->request.give_up();
+    it->done->fulfill(outcome ? Error{} : Error(outcome.error()));
+    --it->session->parked;
+    it = parked_.erase(it);
+  }
+}
+
+void Sessions::reject_parked(const LiveSession& session) {
+  for (auto it = parked_.begin(); it != parked_.end();) {
+    if (it->session.get() != &session) {
+      ++it;
+      continue;
+    }
+    it->done->reject(KJ_EXCEPTION(DISCONNECTED, "the session has ended"));
+    --it->session->parked;
+    it = parked_.erase(it);
+  }
+}
+
+void Sessions::after_tick(std::uint64_t now_ms) {
+  try_parked(now_ms);
+  release_orphans(now_ms);
+  cut_silent(now_ms);
+  finish_drains(now_ms);
+  settle();
+}
+
+// A process that hung up but lives keeps nothing; only its open steps, which its threads may still be in, are waited for.
+void Sessions::release_orphans(std::uint64_t now_ms) {
+  const bool any = std::any_of(sessions_.begin(), sessions_.end(), [](const auto& entry) { return entry.second->closed; });
+  if (!any) return;
+  for (const SessionStatus& status : store_.sessions()) {
+    const auto found = sessions_.find(status.id);
+    if (found == sessions_.end() || !found->second->closed || status.open_steps != 0) continue;
+    release(std::shared_ptr<LiveSession>(found->second), now_ms);
+  }
+}
+
+// No wait on a peer without an end: one that maps no slab keeps its whole tenant from using it.
+void Sessions::cut_silent(std::uint64_t now_ms) {
+  for (auto& [id, session] : sessions_) {
+    if (session->unacknowledged.empty()) continue;
+    // `now_ms` was read when the tick began: a push of this very tick may carry a later time.
+    if (now_ms < session->unacknowledged.begin()->second + options_.acknowledge_ms) continue;
+    options_.log("event=slab_not_acknowledged action=disconnect waited_ms=" + std::to_string(options_.acknowledge_ms) + " " +
+                 id_text(*session));
+    session->unacknowledged.clear();
+    session->cut();
+  }
+}
+
+kj::Promise<void> Sessions::drain(std::uint32_t deadline_ms) {
+  store_.start_draining();
+  auto pair = kj::newPromiseAndFulfiller<void>();
+  drains_.push_back({loop_.now_ms() + deadline_ms, kj::mv(pair.fulfiller)});
+  finish_drains(loop_.now_ms());
+  settle();
+  ticker_.soon();
+  return kj::mv(pair.promise);
+}
+
+void Sessions::finish_drains(std::uint64_t now_ms) {
+  for (auto it = drains_.begin(); it != drains_.end();) {
+    if (!sessions_.empty() && now_ms < it->until_ms) {
+      ++it;
+      continue;
+    }
+    it->done->fulfill();
+    it = drains_.erase(it);
+    goodbye_ = loop_.every(kGoodbyeMs, [this] { drained_pair_.fulfiller->fulfill(); });
+  }
+}
+
+void Sessions::settle() {
+  for (SessionId id : store_.take_notices()) {
+    const auto found = sessions_.find(id);
+    if (found == sessions_.end() || bell_.ring(found->second->notice)) continue;
+    options_.log("event=notice_blocked action=disconnect " + id_text(*found->second));
+    found->second->cut();
+  }
+}
+
+std::size_t Sessions::owned_by(const Process& process) const { return of(process).size(); }
+
+}  // namespace kvq

@@ -1,0 +1,54 @@
+// A memory file: anonymous memory behind a descriptor, mapped here and passed to other processes.
+//
+// Invariant: its size is sealed and all its bytes are allocated from the start, so nobody can truncate it under a
+// mapping, and a limit that it hits is an error of create(), not a signal at a later write. One owner; descriptors
+// close on exec.
+#pragma once
+
+#include <boost/interprocess/mapped_region.hpp>
+#include <cstddef>
+#include <cstdint>
+
+#include "kvq/result.h"
+
+namespace kvq {
+
+// An owned file descriptor.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept;
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  ~Descriptor();
+  int get() const { return fd_; }
+
+ private:
+  int fd_ = -1;
+};
+
+// A sealed memory file of `bytes` zeros, not mapped. `name` shows in /proc/PID/maps.
+Result<Descriptor> make_memory_file(const char* name, std::uint64_t bytes);
+
+// The same file, opened again for reading only: whoever gets this descriptor cannot map it writable.
+Result<Descriptor> reopen_read_only(const Descriptor& file);
+
+class Memfd {
+ public:
+  static Result<Memfd> create(const char* name, std::uint64_t bytes);
+
+  Memfd() = default;
+  Memfd(Memfd&&) noexcept = default;
+  Memfd& operator=(Memfd&&) noexcept = default;
+
+  std::byte* data() const { return static_cast<std::byte*>(region_.get_address()); }
+  std::uint64_t bytes() const { return region_.get_size(); }
+  int descriptor() const { return file_.get(); }  // read and write
+  int read_only_descriptor() const { return read_only_.get(); }
+
+ private:
+  Descriptor file_, read_only_;
+  boost::interprocess::mapped_region region_;
+};
+
+}  // namespace kvq

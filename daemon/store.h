@@ -1,0 +1,200 @@
+// The store: single owner of all cache state. Everything the daemon knows about tenants, sessions, sequences, pages and
+// slabs changes here and nowhere else.
+//
+// Invariant: the loop thread alone calls it; no function waits, reads a clock or allocates room by itself. Handlers
+// take what is free; only tick() makes room, in this order: drain command rings, collect finished transcodes and
+// publish them, advance epochs and reap limbo, give empty slabs back, measure pressure, plan, submit, fill magazines.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "daemon/core/pressure.h"
+#include "daemon/device/device.h"
+#include "kvq/page_format.h"
+#include "kvq/prefix_table.h"
+#include "kvq/result.h"
+#include "kvq/types.h"
+
+namespace kvq {
+
+struct TenantSpec {
+  std::string name;
+  std::uint64_t quota_bytes = 0;  // of slabs; 0: the whole arena
+  double share = 1.0;             // weight when the arena is short: who is furthest over pays first
+  bool floor_dense = false;       // pages of this tenant are never quantized
+  std::array<std::uint8_t, 32> salt{};
+};
+
+struct StoreConfig {
+  std::uint32_t max_pages = 65536;  // directory capacity of each tenant
+  std::uint32_t max_sessions = 256;
+  std::uint32_t max_sequences = 16384;     // of all sessions together
+  std::uint64_t step_deadline_ms = 10000;  // a session whose step blocks reuse for longer gets no new pages
+  std::uint64_t keep_empty_ms = 2000;      // how long an empty slab is kept below evict
+  std::uint32_t reserve_slabs = 1;         // only transcodes may take them
+  std::uint32_t window_pages = 2;          // newest pages of a running sequence that stay dense
+  std::uint32_t sink_pages = 1;            // first pages of a sequence that stay dense while it runs
+  std::uint32_t actions_per_tick = 64;     // bound of a plan
+  Format cold_format = Format::int4;
+  Watermarks watermarks;
+};
+
+struct SessionRequest {
+  TenantId tenant{};
+  std::uint32_t pid = 0;
+  std::string label;
+  ModelGeometry geometry;
+  std::array<std::uint8_t, 32> fingerprint{};
+  bool floor_dense = false;
+  bool maps_slabs = true;  // false for the control role: it acknowledges no slab
+  std::uint32_t credits = 0;
+};
+
+// What the rpc room must do for a session: map or unmap a slab, then call acknowledge().
+struct SlabNotice {
+  SessionId session{};
+  SlabId slab{};
+  bool map = true;
+  bool writable = false;
+  int descriptor = -1;  // owned by the device; valid during the call that delivers the notice
+};
+
+struct SessionMemory {  // descriptors owned by the store; valid while the session lives
+  int directory_read_only = -1;
+  int prefix_table_read_only = -1;
+  int segment = -1;
+};
+
+struct TickReport {
+  std::uint32_t commands = 0, transcodes_done = 0, transcodes_failed = 0, submitted = 0, dropped_pages = 0,
+                reaped_slots = 0, slabs_created = 0, slabs_destroyed = 0;
+  PressureLevel level = PressureLevel::calm;
+  bool busy = false;  // something is in flight or waiting: tick again soon
+};
+
+// --- snapshots for kvqctl: plain values, additive (the parts of each tenant sum to its total) ---
+
+struct FormatUse {
+  std::uint64_t pages = 0, bytes = 0;
+};
+
+struct TenantStatus {
+  TenantId id{};
+  std::string name;
+  std::uint64_t quota_bytes = 0, slab_bytes = 0;                  // slab_bytes: memory it holds, whole slabs
+  std::uint64_t page_bytes = 0, limbo_bytes = 0, free_bytes = 0;  // of those: live pages, retired slots, free slots
+  double share = 1.0;
+  FormatUse format[kFormatCount];
+  std::uint64_t open_pages = 0, sealed_pages = 0, cached_pages = 0;  // cached: sealed and held by no sequence
+  std::uint32_t sessions = 0;
+  PressureLevel level = PressureLevel::calm;
+  std::uint64_t hits_pages = 0, lookups = 0;  // attach calls and the pages they got
+};
+
+struct SessionStatus {
+  SessionId id{};
+  TenantId tenant{};
+  std::uint32_t pid = 0;
+  std::string label;
+  bool connected = true, ready = false;
+  std::uint32_t sequences = 0, running = 0;
+  std::uint64_t pages = 0;  // references held by its sequences
+  std::uint32_t credits = 0, credits_target = 0;
+  std::uint32_t open_steps = 0;
+  std::uint64_t oldest_step_epochs = 0;  // epochs since its oldest open step began, 0 if none
+  std::uint64_t commands_refused = 0;
+};
+
+struct PageStatus {
+  TenantId tenant{};
+  PageId page{};
+  std::uint16_t generation = 0;
+  Format format = Format::none;
+  std::string state;  // page table's name of it
+  SlabId slab{};
+  std::uint32_t slot = 0, references = 0;
+  std::uint64_t idle_ms = 0;
+  bool indexed = false;
+  std::string stays_dense;  // why it cannot be quantized, if so
+};
+
+struct StoreStatus {
+  std::uint64_t arena_bytes = 0, slab_bytes = 0;
+  std::uint32_t slabs = 0, slabs_free = 0, slabs_reserved = 0;
+  PressureLevel level = PressureLevel::calm;
+  Watermarks watermarks;
+  std::uint64_t transcodes = 0, transcode_failures = 0, transcode_bytes = 0, drops = 0, refusals = 0, limbo_slots = 0;
+  std::uint32_t transcodes_in_flight = 0;
+  bool draining = false;
+  std::vector<TenantStatus> tenants;
+};
+
+struct QuantizeReport {
+  std::uint64_t pages = 0, bytes_before = 0, bytes_after = 0;
+};
+
+class Store {
+ public:
+  using DeliverNotice = std::function<void(const SlabNotice&)>;
+  using LogDecision = std::function<void(const std::string& line)>;  // key=value text, one decision each
+
+  static std::unique_ptr<Store> create(const StoreConfig& config, Device& device, DeliverNotice deliver,
+                                       LogDecision log);
+  virtual ~Store() = default;
+
+  // Start-up and configuration.
+  virtual TenantId add_tenant(const TenantSpec& spec) = 0;  // ids from 1; names are unique (asserted)
+  virtual std::optional<TenantId> find_tenant(const std::string& name) const = 0;
+  virtual const TenantSpec& tenant(TenantId id) const = 0;
+  virtual Result<void> set_watermarks(const Watermarks& watermarks) = 0;
+  virtual Result<void> set_quota(TenantId id, std::uint64_t quota_bytes) = 0;
+  virtual Result<void> set_share(TenantId id, double share) = 0;
+  virtual void start_draining() = 0;
+
+  // Sessions. open_session delivers a map notice for each slab of the tenant; is_ready turns true when all are
+  // acknowledged.
+  virtual Result<SessionId> open_session(const SessionRequest& request, std::uint64_t now_ms) = 0;
+  virtual SessionMemory memory(SessionId id) const = 0;
+  virtual bool is_ready(SessionId id) const = 0;
+  virtual void acknowledge(SessionId id, SlabId slab, bool mapped) = 0;
+  // The socket closed: no new requests. What the process holds stays until process_ended (its pidfd), since it may
+  // still run.
+  virtual void disconnect(SessionId id) = 0;
+  // The process is gone: its steps are cleared, its sequences and credits released, its acknowledgements no longer
+  // awaited.
+  virtual void process_ended(SessionId id, std::uint64_t now_ms) = 0;
+
+  // Requests. drain_commands runs before each request of a session, so that ring and RPC keep their order.
+  virtual std::uint32_t drain_commands(SessionId id, std::uint64_t now_ms) = 0;
+  // Asks for `pages` unused pages in the magazine. ok: they are there. no_memory: not yet; the wish is remembered for
+  // tick() until withdraw_credits. over_quota / limit_reached: can never be met.
+  virtual Result<void> request_credits(SessionId id, std::uint32_t pages) = 0;
+  virtual void withdraw_credits(SessionId id) = 0;
+  virtual Result<std::vector<PageId>> attach(SessionId id, SequenceId sequence, PageId last_page,
+                                             std::uint16_t generation, std::uint32_t pages, const Key& key,
+                                             bool floor_dense, std::uint64_t now_ms) = 0;
+  virtual Result<void> resume(SessionId id, SequenceId sequence, std::uint64_t now_ms) = 0;
+
+  virtual TickReport tick(std::uint64_t now_ms) = 0;
+  // Sessions whose words or magazine changed since the last call: ring their notice eventfds.
+  virtual std::vector<SessionId> take_notices() = 0;
+
+  // Operators.
+  virtual StoreStatus status() const = 0;
+  virtual std::vector<SessionStatus> sessions() const = 0;
+  virtual std::vector<PageStatus> pages(TenantId id, std::uint32_t limit, std::uint64_t now_ms) const = 0;
+  // Marks sealed dense pages idle for `idle_ms` (of one tenant or all) for transcoding in the coming ticks.
+  virtual QuantizeReport quantize(std::optional<TenantId> id, std::uint64_t idle_ms, bool dry_run,
+                                  std::uint64_t now_ms) = 0;
+
+  // Asserts that slots, references, credits and charges add up. O(pages): for tests.
+  virtual void check_invariants() const = 0;
+};
+
+}  // namespace kvq

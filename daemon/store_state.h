@@ -1,0 +1,254 @@
+// What the store is made of. Included by daemon/store*.cc alone; the rest of kvqd sees store.h.
+//
+// Invariant: each fact has one owner: slots in the pool, page states in a tenant's page table, holds in the sequence
+// table, bytes in the ledger, retired slots in a tenant's limbo. The functions here move a fact together with what
+// follows from it (the directory entry, the prefix bucket, the session's words), and check_invariants() says what must
+// agree.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <unordered_map>
+
+#include "daemon/core/layouts.h"
+#include "daemon/core/limbo.h"
+#include "daemon/core/page_table.h"
+#include "daemon/core/planner.h"
+#include "daemon/core/prefix_index.h"
+#include "daemon/core/sequence_table.h"
+#include "daemon/core/slab_pool.h"
+#include "daemon/core/tenant_ledger.h"
+#include "daemon/shm/directory_writer.h"
+#include "daemon/shm/prefix_file.h"
+#include "daemon/shm/session_segment.h"
+#include "daemon/shm/table_file.h"
+#include "daemon/store.h"
+
+namespace kvq {
+
+class StoreState final : public Store {
+ public:
+  StoreState(const StoreConfig& config, Device& device, DeliverNotice deliver, LogDecision log);
+
+  TenantId add_tenant(const TenantSpec& spec) override;
+  std::optional<TenantId> find_tenant(const std::string& name) const override;
+  const TenantSpec& tenant(TenantId id) const override;
+  Result<void> set_watermarks(const Watermarks& watermarks) override;
+  Result<void> set_quota(TenantId id, std::uint64_t quota_bytes) override;
+  Result<void> set_share(TenantId id, double share) override;
+  void start_draining() override;
+
+  Result<SessionId> open_session(const SessionRequest& request, std::uint64_t now_ms) override;
+  SessionMemory memory(SessionId id) const override;
+  bool is_ready(SessionId id) const override;
+  void acknowledge(SessionId id, SlabId slab, bool mapped) override;
+  void disconnect(SessionId id) override;
+  void process_ended(SessionId id, std::uint64_t now_ms) override;
+
+  std::uint32_t drain_commands(SessionId id, std::uint64_t now_ms) override;
+  Result<void> request_credits(SessionId id, std::uint32_t pages) override;
+  void withdraw_credits(SessionId id) override;
+  Result<std::vector<PageId>> attach(SessionId id, SequenceId sequence, PageId last_page, std::uint16_t generation,
+                                     std::uint32_t pages, const Key& key, bool floor_dense,
+                                     std::uint64_t now_ms) override;
+  Result<void> resume(SessionId id, SequenceId sequence, std::uint64_t now_ms) override;
+
+  TickReport tick(std::uint64_t now_ms) override;
+  std::vector<SessionId> take_notices() override;
+
+  StoreStatus status() const override;
+  std::vector<SessionStatus> sessions() const override;
+  std::vector<PageStatus> pages(TenantId id, std::uint32_t limit, std::uint64_t now_ms) const override;
+  QuantizeReport quantize(std::optional<TenantId> id, std::uint64_t idle_ms, bool dry_run,
+                          std::uint64_t now_ms) override;
+  void check_invariants() const override;
+
+ private:
+  // A complete page waiting for the end of the step that writes it.
+  struct PendingSeal {
+    PageId page;
+    std::uint16_t generation;
+    std::uint16_t flags;  // of the command
+    SequenceIndex sequence;
+    std::uint32_t index;
+    SessionId stepper;  // whose step
+    std::uint64_t serial;
+    Key key;
+  };
+
+  // Why a wish for credits is not met.
+  enum class Obstacle : std::uint8_t { none, waiting, quota, arena, page_ids };
+
+  struct Tenant {
+    TenantId id{};
+    TenantSpec spec;
+    DirectoryWriter directory;
+    TableFile<PageRecord> page_file;
+    PrefixFile prefix_file;
+    std::unique_ptr<PageTable> pages;
+    std::unique_ptr<PrefixIndex> prefix;
+    Limbo limbo;
+    bool retired_in_epoch = false;  // something was tagged with the current epoch
+    std::deque<PendingSeal> seals;
+    std::vector<SessionId> sessions;
+    std::deque<std::pair<PageId, std::uint16_t>> asked;  // operators want these quantized: page and generation
+    PressureLevel level = PressureLevel::calm;           // of its quota
+    std::uint32_t boost = 0;                             // levels added because wishes stay unmet
+    std::uint64_t wish_bytes = 0;                        // of its unmet wishes, at the last tick
+    std::uint32_t missing_ids = 0;                       // page ids that they lack
+    Obstacle obstacle = Obstacle::none;
+    std::uint64_t hit_pages = 0, lookups = 0, refusals = 0;
+  };
+
+  struct Session {
+    SessionId id{};
+    SessionRequest request;
+    std::uint16_t model = 0;
+    SessionSegment segment;
+    bool connected = true, ready = false, changed = false, told_broken = false;
+    std::vector<SlabId> unmapped;  // map notices sent before it was ready and not acknowledged yet
+    std::unordered_map<std::uint32_t, SequenceIndex> sequences;
+    std::uint32_t credits = 0;     // pages in state credit that it owns
+    std::uint32_t wish = 0;        // pages that a parked request waits for
+    std::uint64_t wish_order = 0;  // earlier wishes are served first
+    Epoch oldest_step{};           // of its open steps, at the last tick
+    std::uint64_t oldest_since_ms = 0;
+    std::uint64_t refused = 0;
+  };
+
+  struct SlabUse {
+    TenantLedger::Charge charge;
+    std::vector<SessionId> importers;  // were told to map it and have not said that it is unmapped
+    std::vector<SessionId> awaited;    // must answer before the slab becomes ready, or can be destroyed
+  };
+
+  struct Job {
+    TenantId tenant{};
+    PageId page{};
+    SlotRef from, to;
+    Format format = Format::none;  // of the destination
+    bool moves = false;            // a compaction: same format, another slab
+  };
+
+  // store.cc
+  Tenant& tenant_of(TenantId id) { return *tenants_.at(raw(id) - 1); }
+  const Tenant& tenant_of(TenantId id) const { return *tenants_.at(raw(id) - 1); }
+  Session* find_session(SessionId id);
+  const Session* find_session(SessionId id) const;
+  bool keeps_dense(const Session& s) const {
+    return s.request.floor_dense || tenant_of(s.request.tenant).spec.floor_dense;
+  }
+  WindowPolicy window() const { return {config_.window_pages, config_.sink_pages}; }
+  void log(const std::string& line) const {
+    if (log_) log_(line);
+  }
+
+  // store_slabs.cc
+  bool can_create_slab(const Tenant& t, bool for_transcode, Obstacle* obstacle) const;
+  bool create_slab(Tenant& t, std::uint16_t model, Format format, bool for_transcode, Obstacle* obstacle);
+  void make_ready_if_answered(SlabId slab);
+  void finish_drain_if_answered(SlabId slab);
+  void return_slab(SlabId slab);
+  void forget_importer(SessionId id);
+  void queue_notice(SessionId id, SlabId slab, bool map);
+  void deliver_notices();
+  void settle_readiness(Session& s);
+
+  // store_pages.cc
+  bool give_credit(Session& s);
+  bool fill(Session& s, std::uint32_t pages);
+  void retire_page(Tenant& t, PageId page);
+  void released(Tenant& t, PageId page);
+  void rehold(const SequenceRecord& before, const SequenceRecord& after, SequenceIndex s, std::uint32_t from,
+              std::uint32_t to);
+  void reap(Tenant& t, std::uint64_t now_ms);
+  Epoch oldest_open(const Tenant& t) const;
+
+  // store_seals.cc
+  void settle_seals(Tenant& t);
+  bool step_is_over(const PendingSeal& seal, bool* complete) const;
+  bool seal_page(Tenant& t, const PendingSeal& seal, bool complete);
+
+  // store_commands.cc
+  bool apply(Session& s, const Command& c);
+  bool open_sequence(Session& s, const Command& c);
+  bool take_page(Session& s, const Command& c);
+  bool seal_command(Session& s, const Command& c);
+  bool fork_sequence(Session& s, const Command& c);
+  bool return_credit(Session& s, const Command& c);
+  bool apply_to_sequence(const Command& c, SequenceIndex sequence);
+  std::optional<SequenceIndex> find_sequence(const Session& s, SequenceId id) const;
+  std::optional<SequenceIndex> new_sequence(Session& s, SequenceId id, std::uint16_t flags);
+
+  // store_sequences.cc
+  bool append_page(SequenceIndex sequence, PageId page);
+  void cut_sequence(SequenceIndex sequence, std::uint32_t pages);
+  void drop_before(SequenceIndex sequence, std::uint32_t index);
+  void set_sequence_flags(SequenceIndex sequence, std::uint16_t flags);
+  void end_sequence(Session& s, SequenceIndex sequence);
+
+  // store_transcode.cc
+  bool start_transcode(Tenant& t, PageId page, Format to, std::optional<SlabId> leave);
+  void submit_jobs();
+  void finish_jobs(TickReport& report);
+  void finish_job(const Job& job, const Error& error, TickReport& report);
+
+  // store_pressure.cc
+  void measure_pressure();
+  void note_wishes();
+  Snapshot snapshot() const;
+  TenantView view_of(const Tenant& t) const;
+  void list_dense(const Tenant& t, VictimList list, std::map<std::uint16_t, std::uint64_t>& room,
+                  std::vector<Victim>& out) const;
+  std::uint64_t cold_room(const Tenant& t, std::uint16_t model) const;
+  void list_cached(const Tenant& t, std::vector<Victim>& out) const;
+  void list_merges(const Tenant& t, TenantView& view) const;
+  void carry_out(const std::vector<Action>& actions, TickReport& report);
+  bool drop_page(Tenant& t, PageId page);
+  void quantize_asked(TickReport& report);
+  std::uint64_t coming_bytes(const Tenant& t) const;
+  std::uint64_t kept_bytes(const Tenant& t) const;
+
+  // store_tick.cc
+  void serve_wishes(TickReport& report);
+  void fill_targets(TickReport& report);
+  std::vector<Session*> wishers();
+  void make_slabs(TickReport& report);
+  bool may_have_pages(const Session& s) const;
+  void note_steps(std::uint64_t now_ms);
+  void update_words(Session& s);
+  PressureLevel level_of(const Tenant& t) const { return std::max(t.level, arena_level_); }
+  bool is_busy() const;
+
+  StoreConfig config_;
+  Device& device_;
+  DeliverNotice deliver_;
+  LogDecision log_;
+  std::uint64_t now_ms_ = 0;  // of the last call that told
+
+  TableFile<ModelRecord> model_file_;
+  TableFile<SequenceRecord> sequence_file_;
+  TableFile<TableChunk> chunk_file_;
+  std::unique_ptr<Layouts> layouts_;
+  std::unique_ptr<SequenceTable> sequences_;
+  SlabPool pool_;
+  TenantLedger ledger_;
+  std::vector<SlabUse> slab_use_;
+  std::vector<std::unique_ptr<Tenant>> tenants_;  // id - 1
+  std::map<SessionId, std::unique_ptr<Session>> sessions_;
+  std::uint32_t last_session_ = 0;
+  std::uint64_t last_wish_ = 0;
+  std::unordered_map<std::uint64_t, Job> jobs_;
+  std::uint64_t last_job_ = 0;
+  std::vector<TranscodeJob> unsubmitted_;
+  std::vector<TranscodeDone> done_;  // kept for its capacity
+  std::deque<SlabNotice> notices_;
+  bool delivering_ = false, draining_ = false;
+  PressureLevel arena_level_ = PressureLevel::calm;
+  std::uint32_t arena_boost_ = 0;
+  std::uint64_t transcodes_ = 0, transcode_failures_ = 0, transcode_bytes_ = 0, drops_ = 0, refusals_ = 0;
+  std::uint64_t slabs_created_ = 0, slabs_destroyed_ = 0;
+  std::optional<std::uint64_t> create_failed_ms_;  // when the device last found no memory for a slab
+};
+
+}  // namespace kvq

@@ -1,0 +1,90 @@
+// Transcodes: the one way in which a page changes its format or its slot.
+//
+// Invariant: the destination is taken first and named by nobody until the job is done; then the new entry is published
+// and the old slot retired. A job that fails frees its destination, and the page is where and what it was.
+#include "daemon/store_state.h"
+
+namespace kvq {
+
+// False: no slot for it now. `leave`: the slab that a compaction empties.
+bool StoreState::start_transcode(Tenant& t, PageId page, Format to, std::optional<SlabId> leave) {
+  const PageRecord& r = t.pages->record(page);
+  KVQ_ASSERT(r.state == PageState::sealed && t.pages->use(page).immobile == 0);
+  const std::optional<SlotRef> slot = pool_.take(t.id, Layouts::id(r.model, to), page, leave);
+  if (!slot) return false;
+  const SlotRef from{r.slab, r.slot};
+  const Job job{.tenant = t.id, .page = page, .from = from, .to = *slot, .format = to, .moves = to == r.format};
+  unsubmitted_.push_back({.id = ++last_job_,
+                          .geometry = &layouts_->geometry(r.model),
+                          .from = &layouts_->layout(r.model, r.format),
+                          .to = &layouts_->layout(r.model, to),
+                          .source_bytes = pool_.offset_bytes(from),
+                          .destination_bytes = pool_.offset_bytes(*slot)});
+  jobs_.emplace(last_job_, job);
+  pool_.set_leaving(from, true);
+  t.pages->move(page, PageState::transcoding);
+  return true;
+}
+
+void StoreState::submit_jobs() {
+  if (unsubmitted_.empty()) return;
+  device_.submit(unsubmitted_);
+  unsubmitted_.clear();
+}
+
+void StoreState::finish_jobs(TickReport& report) {
+  done_.clear();
+  device_.poll(done_);
+  for (const TranscodeDone& done : done_) {
+    const auto found = jobs_.find(done.id);
+    KVQ_ASSERT(found != jobs_.end());
+    const Job job = found->second;
+    jobs_.erase(found);
+    finish_job(job, done.error, report);
+  }
+}
+
+void StoreState::finish_job(const Job& job, const Error& error, TickReport& report) {
+  Tenant& t = tenant_of(job.tenant);
+  const PageRecord& r = t.pages->record(job.page);
+  KVQ_ASSERT(r.state == PageState::transcoding && r.slab == job.from.slab && r.slot == job.from.slot);
+  pool_.set_leaving(job.from, false);
+  const bool released = t.pages->use(job.page).references == 0 && (r.flags & kPageIndexed) == 0;
+  // A holder that lost its connection since may not have mapped the new slab.
+  const bool stays = released || t.pages->use(job.page).immobile > 0 || error.code != Errc::ok;
+  if (stays) {
+    pool_.give_back(job.to, now_ms_);
+    t.pages->move(job.page, released ? PageState::retired : PageState::sealed);
+  }
+  if (released) {
+    pool_.retire(job.from);
+    t.limbo.retire({.slot = job.from, .page = job.page, .tag = t.directory.epoch(), .retired_ms = now_ms_});
+    t.retired_in_epoch = true;
+    return;
+  }
+  if (error.code != Errc::ok) {
+    ++report.transcodes_failed;
+    ++transcode_failures_;
+    if (error.code == Errc::invalid_argument && !job.moves) {
+      t.pages->set_keeps_dense(job.page);
+    } else {
+      t.pages->count_failure(job.page, true);
+    }
+    log("event=transcode_failed tenant=" + t.spec.name + " page=" + std::to_string(raw(job.page)) + " why=\"" +
+        error.context + "\"");
+    return;
+  }
+  if (stays) return;
+  t.pages->set_place(job.page, {job.to.slab, job.to.slot, job.format});
+  t.directory.publish(job.page, {r.generation, job.format, EntryState::sealed, pool_.offset_bytes(job.to)});
+  pool_.retire(job.from);
+  t.limbo.retire({.slot = job.from, .page = kNullPage, .tag = t.directory.epoch(), .retired_ms = now_ms_});
+  t.retired_in_epoch = true;
+  t.pages->count_failure(job.page, false);
+  t.pages->move(job.page, PageState::sealed);
+  ++report.transcodes_done;
+  ++transcodes_;
+  transcode_bytes_ += layouts_->layout(r.model, job.format).page_bytes;
+}
+
+}  // namespace kvq

@@ -1,0 +1,250 @@
+// Each setting from both sources, and each way to get it wrong: the message is one line with place, key, value and fix.
+#include "daemon/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "daemon/config_setting.h"
+
+namespace kvq {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+class ConfigTest : public ::testing::Test {
+ protected:
+  ConfigTest() { std::filesystem::create_directories(directory); }
+  ~ConfigTest() override { std::filesystem::remove_all(directory); }
+
+  static CommandLine parse(std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), "kvqd");
+    return parse_command_line(static_cast<int>(arguments.size()), arguments.data());
+  }
+
+  CommandLine parse_file(const std::string& text, std::vector<const char*> more = {}) {
+    std::ofstream(file) << text;
+    more.insert(more.begin(), {"--config", file.c_str()});
+    return parse(more);
+  }
+
+  // The one-line refusal of a file, its path cut to "kvqd.toml".
+  std::string refusal(const std::string& text, std::vector<const char*> more = {}) {
+    const auto result = parse_file(text, more);
+    EXPECT_FALSE(result.config.has_value());
+    EXPECT_EQ(result.exit_code, ExitCode::usage);
+    EXPECT_THAT(result.message, Not(HasSubstr("\n")));
+    auto message = result.message;
+    if (const auto at = message.find(directory + "/"); at != std::string::npos) message.erase(at, directory.size() + 1);
+    return message;
+  }
+
+  static std::string refusal_of(std::vector<const char*> arguments) {
+    const auto result = parse(arguments);
+    EXPECT_FALSE(result.config.has_value());
+    EXPECT_EQ(result.exit_code, ExitCode::usage);
+    EXPECT_THAT(result.message, Not(HasSubstr("\n")));
+    return result.message;
+  }
+
+  const std::string directory = ::testing::TempDir() + "kvq_config_" + std::to_string(getpid());
+  const std::string file = directory + "/kvqd.toml";
+};
+
+TEST_F(ConfigTest, DefaultsAreConsistent) {
+  const auto result = parse({});
+  ASSERT_TRUE(result.config.has_value()) << result.message;
+  EXPECT_EQ(result.config->socket, "/run/kvq/kvqd.sock");
+  EXPECT_EQ(result.config->slab_bytes, 64ull << 20);
+  EXPECT_TRUE(result.config->allow_unlisted);
+  EXPECT_EQ(result.config->unlisted_quota_bytes, result.config->arena_bytes);
+}
+
+TEST_F(ConfigTest, FileSetsEveryKind) {
+  const auto result = parse_file(R"(
+socket = "/tmp/k.sock"
+arena_bytes = "1GiB"
+slab_bytes = 1048576
+quantize_at = 0.5
+evict_at = 0.8
+refuse_at = 1
+relief = 0.1
+cold_format = "k8v4"
+lock_memory = true
+workers = 7
+log_level = "debug"
+
+[[tenants]]
+name = "chat"
+uids = [1000, 1001]
+quota_bytes = "512MiB"
+share = 3
+format_floor = "dense"
+salt = "000102030405060708090a0b0c0d0eFF"
+
+[[tenants]]
+name = "batch"
+gids = [50]
+)");
+  ASSERT_TRUE(result.config.has_value()) << result.message;
+  const auto& config = *result.config;
+  EXPECT_EQ(config.socket, "/tmp/k.sock");
+  EXPECT_EQ(config.arena_bytes, 1ull << 30);
+  EXPECT_EQ(config.slab_bytes, 1ull << 20);
+  EXPECT_DOUBLE_EQ(config.watermarks.quantize_at, 0.5);
+  EXPECT_DOUBLE_EQ(config.watermarks.refuse_at, 1.0);
+  EXPECT_EQ(config.cold_format, Format::k8v4);
+  EXPECT_TRUE(config.lock_memory);
+  EXPECT_EQ(config.workers, 7u);
+  ASSERT_EQ(config.tenants.size(), 2u);
+  EXPECT_EQ(config.tenants[0].name, "chat");
+  EXPECT_THAT(config.tenants[0].uids, ElementsAre(1000, 1001));
+  EXPECT_EQ(config.tenants[0].quota_bytes, 512ull << 20);
+  EXPECT_EQ(config.tenants[0].share, 3u);
+  EXPECT_EQ(config.tenants[0].format_floor, Format::dense);
+  EXPECT_EQ(config.tenants[0].salt.size(), 16u);
+  EXPECT_EQ(static_cast<unsigned char>(config.tenants[0].salt.back()), 0xff);
+  EXPECT_THAT(config.tenants[1].gids, ElementsAre(50));
+  EXPECT_EQ(config.tenants[1].quota_bytes, 1ull << 30);
+  EXPECT_FALSE(config.allow_unlisted) << "closed as soon as tenants are listed";
+}
+
+TEST_F(ConfigTest, CommandLineWinsOverFile) {
+  const auto result = parse_file("workers = 3\nlog_level = \"warn\"\n",
+                                 {"--workers", "5", "--quantize-at", "0.25", "--allow-unlisted", "true", "--socket", "7"});
+  ASSERT_TRUE(result.config.has_value()) << result.message;
+  EXPECT_EQ(result.config->workers, 5u);
+  EXPECT_EQ(result.config->log_level, "warn");
+  EXPECT_DOUBLE_EQ(result.config->watermarks.quantize_at, 0.25);
+  EXPECT_EQ(result.config->socket, "7");
+}
+
+TEST_F(ConfigTest, EveryRuleIsReachableFromTheCommandLine) {
+  for (const auto& rule : setting_rules()) {
+    std::string option = "--" + std::string(rule.key);
+    std::replace(option.begin(), option.end(), '_', '-');
+    EXPECT_THAT(parse({"--help"}).message, HasSubstr(option));
+  }
+}
+
+TEST_F(ConfigTest, AskingOnlyEndsWellWithoutConfig) {
+  EXPECT_THAT(parse({"--version"}).message, StartsWith("kvqd "));
+  const auto checked = parse({"--check-config", "--arena-bytes", "1GiB"});
+  EXPECT_FALSE(checked.config.has_value());
+  EXPECT_EQ(checked.exit_code, ExitCode::ok);
+  EXPECT_EQ(checked.message, "kvqd: configuration ok: 16 slabs of 67108864 bytes, 0 tenants");
+  EXPECT_EQ(parse({"--check-config", "--workers", "0"}).exit_code, ExitCode::usage);
+}
+
+TEST_F(ConfigTest, UnknownKeySuggestsTheNearest) {
+  EXPECT_EQ(refusal("\narena_byte = 1\n"), "kvqd.toml:2: arena_byte = 1: unknown setting; did you mean arena_bytes?");
+  EXPECT_EQ(refusal("tenant = 1\n"), "kvqd.toml:1: tenant = 1: unknown setting; did you mean tenants?");
+  EXPECT_THAT(refusal("colour = \"red\"\n"), EndsWith("unknown setting; kvqd --help lists them"));
+  EXPECT_THAT(refusal("[watermarks]\nquantize_at = 0.5\n"), StartsWith("kvqd.toml:1: watermarks: unknown setting"));
+  EXPECT_EQ(refusal("[[tenants]]\nname = \"a\"\nuid = [1]\n"),
+            "kvqd.toml:3: uid = [ 1 ]: unknown setting of a tenant; did you mean uids?");
+  EXPECT_EQ(refusal_of({"--slab-byte", "3"}), "command line: --slab-byte: unknown option; did you mean --slab-bytes?");
+}
+
+TEST_F(ConfigTest, WrongTypeNamesTheRightOne) {
+  EXPECT_EQ(refusal("workers = \"two\"\n"), "kvqd.toml:1: workers = \"two\": must be an integer from 1 to 128");
+  EXPECT_EQ(refusal("workers = 2.5\n"), "kvqd.toml:1: workers = 2.5: must be an integer from 1 to 128");
+  EXPECT_EQ(refusal("socket = 5\n"), "kvqd.toml:1: socket = 5: must be text in quotes");
+  EXPECT_EQ(refusal("lock_memory = 1\n"), "kvqd.toml:1: lock_memory = 1: must be true or false");
+  EXPECT_THAT(refusal("quantize_at = \"70%\"\n"), HasSubstr("must be a fraction of the arena"));
+  EXPECT_THAT(refusal("tenants = 3\n"), HasSubstr("must be tables headed [[tenants]]"));
+  EXPECT_THAT(refusal("[[tenants]]\nname = \"a\"\nuids = 1000\n"), HasSubstr("must be a list of numbers"));
+  EXPECT_THAT(refusal_of({"--lock-memory", "yes"}), HasSubstr("must be true or false"));
+}
+
+TEST_F(ConfigTest, OutOfRangeNamesTheRange) {
+  EXPECT_EQ(refusal("max_sessions = 0\n"), "kvqd.toml:1: max_sessions = 0: must be an integer from 1 to 4096");
+  EXPECT_THAT(refusal("workers = -1\n"), EndsWith("must be an integer from 1 to 128"));
+  EXPECT_THAT(refusal("refuse_at = 1.01\n"), HasSubstr("above 0 and at most 1"));
+  EXPECT_THAT(refusal("relief = 0\n"), HasSubstr("above 0 and at most 1"));
+  EXPECT_THAT(refusal("relief = nan\n"), HasSubstr("above 0 and at most 1"));
+  EXPECT_THAT(refusal("log_level = \"loud\"\n"), EndsWith("must be one of trace, debug, info, warn, error, off"));
+  EXPECT_THAT(refusal("cold_format = \"dense\"\n"), EndsWith("must be one of int4, int4_k4, int4_k8, k8v4"));
+  EXPECT_THAT(refusal("arena_bytes = -5\n"), HasSubstr("must be a size"));
+  EXPECT_THAT(refusal("arena_bytes = \"300TiB\"\n"), HasSubstr("must be from 4096 to 281474976710656 bytes"));
+}
+
+TEST_F(ConfigTest, DeviceCudaIsRefusedWithTheReason) {
+  EXPECT_EQ(refusal("device = \"cuda\"\n"),
+            "kvqd.toml:1: device = \"cuda\": this kvqd was built without CUDA; set device = \"host\" or install a build "
+            "with CUDA");
+  EXPECT_THAT(refusal("device = \"tpu\"\n"), HasSubstr("unknown device"));
+}
+
+TEST_F(ConfigTest, SlabsMustDivideTheArena) {
+  EXPECT_THAT(refusal("slab_bytes = 5000\n"), StartsWith("kvqd.toml:1: slab_bytes = 5000: must be a multiple of 4096"));
+  EXPECT_THAT(refusal("slab_bytes = 12288\n"), StartsWith("kvqd.toml:1: slab_bytes = 12288: must be a power of two"));
+  EXPECT_THAT(refusal("arena_bytes = \"100MiB\"\n"), HasSubstr("must be a multiple of slab_bytes (67108864)"));
+  EXPECT_THAT(refusal("slab_bytes = 4096\n"),
+              AllOf(StartsWith("default: arena_bytes = 4294967296: is 1048576 slabs"), HasSubstr("raise slab_bytes")));
+  EXPECT_THAT(refusal("arena_bytes = \"128MiB\"\nreserve_slabs = 2\n"), HasSubstr("leaves none beside reserve_slabs (2)"));
+  EXPECT_TRUE(parse_file("arena_bytes = \"128MiB\"\nreserve_slabs = 1\n").config.has_value());
+}
+
+TEST_F(ConfigTest, WatermarksMustRise) {
+  EXPECT_EQ(refusal("quantize_at = 0.9\nevict_at = 0.6\n"),
+            "kvqd.toml:2: evict_at = 0.6: watermarks must rise: quantize_at (0.9) must be below evict_at (0.6)");
+  EXPECT_THAT(refusal("quantize_at = 0.85\n"), StartsWith("kvqd.toml:1: quantize_at = 0.85: watermarks must rise"));
+  EXPECT_THAT(refusal("evict_at = 0.95\n"), HasSubstr("evict_at (0.95) must be below refuse_at (0.95)"));
+  EXPECT_THAT(refusal("quantize_at = 0.04\n"), HasSubstr("relief (0.05) must be below quantize_at (0.04)"));
+}
+
+TEST_F(ConfigTest, TenantsMustBeDistinctAndFit) {
+  const std::string first = "arena_bytes = \"1GiB\"\n[[tenants]]\nname = \"a\"\nuids = [1]\n";
+  EXPECT_EQ(refusal(first + "[[tenants]]\nname = \"a\"\nuids = [2]\n"),
+            "kvqd.toml:6: name = \"a\": there is a tenant of that name already; choose another");
+  EXPECT_THAT(refusal(first + "[[tenants]]\nname = \"b\"\nuids = [2, 1]\n"),
+              AllOf(StartsWith("kvqd.toml:7: uids = "), HasSubstr("uid 1 belongs to tenant a already")));
+  EXPECT_EQ(refusal(first + "quota_bytes = \"2GiB\"\n"),
+            "kvqd.toml:5: quota_bytes = \"2GiB\": is above arena_bytes (1073741824); lower it or raise arena_bytes");
+  EXPECT_THAT(refusal("[[tenants]]\nuids = [1]\n"), StartsWith("kvqd.toml:1: [[tenants]]: has no name"));
+  EXPECT_THAT(refusal("[[tenants]]\nname = \"a\"\n"), HasSubstr("has neither uids nor gids"));
+  EXPECT_THAT(refusal("[[tenants]]\nname = \"A b\"\nuids = [1]\n"), HasSubstr("must be 1 to 32 characters"));
+  EXPECT_THAT(refusal(first + "salt = \"12\"\n"), HasSubstr("must be 32 to 128 hexadecimal digits"));
+  EXPECT_THAT(refusal(first + "share = 0\n"), EndsWith("must be an integer from 1 to 1000"));
+  EXPECT_THAT(refusal(first + "format_floor = \"k8v4\"\n"), EndsWith("must be one of dense, int4"));
+  EXPECT_THAT(refusal("allow_unlisted = false\n"), HasSubstr("nobody could connect"));
+}
+
+TEST_F(ConfigTest, BrokenFilesNameFileAndLine) {
+  EXPECT_THAT(refusal_of({"--config", "/nonexistent/kvqd.toml"}), StartsWith("/nonexistent/kvqd.toml: cannot be read"));
+  EXPECT_THAT(refusal("workers = 2\nworkers = 3\n"), StartsWith("kvqd.toml:2: not valid TOML: "));
+  EXPECT_THAT(refusal("workers = \n"), StartsWith("kvqd.toml:1: not valid TOML: "));
+  EXPECT_THAT(refusal_of({"--config", directory.c_str()}), HasSubstr("cannot be read"));
+}
+
+TEST_F(ConfigTest, CommandLineMistakesAreOneLine) {
+  EXPECT_THAT(refusal_of({"--socket"}), HasSubstr("--socket"));
+  EXPECT_THAT(refusal_of({"start"}), HasSubstr("unknown option"));
+  EXPECT_THAT(refusal_of({"--workers", "1", "--workers", "2"}), HasSubstr("--workers"));
+}
+
+TEST(ParseSizeTest, ReadsUnitsAndRefusesTheRest) {
+  EXPECT_EQ(parse_size("0"), 0u);
+  EXPECT_EQ(parse_size("12B"), 12u);
+  EXPECT_EQ(parse_size("1 KiB"), 1024u);
+  EXPECT_EQ(parse_size("256MiB"), 256ull << 20);
+  EXPECT_EQ(parse_size("3TiB"), 3ull << 40);
+  EXPECT_EQ(parse_size("18446744073709551615"), UINT64_MAX);
+  for (const char* bad : {"", "MiB", "1.5GiB", "-1", "1GB", "1gib", "1GiB ", "1MiBs", "18446744073709551616", "99999999TiB"}) {
+    EXPECT_FALSE(parse_size(bad).has_value()) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace kvq

@@ -1,0 +1,127 @@
+// The real kvqctl against the real kvqd: each verb for eyes and as JSON, and each way to fail.
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "tests/e2e/process.h"
+
+namespace kvq {
+namespace {
+
+using namespace kvq::testing;
+using nlohmann::json;
+
+class Kvqctl : public ::testing::Test {
+ protected:
+  Ended ctl(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {KVQCTL_PATH, "--socket", daemon_.socket});
+    return run(directory_, std::move(arguments));
+  }
+  json document(std::vector<std::string> arguments) {
+    arguments.push_back("--json");
+    const Ended ended = ctl(std::move(arguments));
+    EXPECT_EQ(ended.exit_code, 0) << ended.err;
+    EXPECT_EQ(ended.err, "");
+    return json::parse(ended.out);
+  }
+  void expect_failure(std::vector<std::string> arguments, int exit_code, const std::string& text) {
+    const Ended ended = ctl(std::move(arguments));
+    EXPECT_EQ(ended.exit_code, exit_code) << ended.err;
+    EXPECT_EQ(ended.out, "");
+    EXPECT_EQ(lines(ended.err), 1u) << ended.err;
+    EXPECT_EQ(ended.err.rfind("kvqctl: ", 0), 0u) << ended.err;
+    EXPECT_NE(ended.err.find(text), std::string::npos) << text << " in " << ended.err;
+  }
+
+  Directory directory_;
+  std::string config_ = directory_.write("kvqd.toml", R"(
+[[tenants]]
+name = "alpha"
+uids = [70001]
+quota_bytes = "8MiB"
+
+[[tenants]]
+name = "beta"
+uids = [70002]
+share = 3
+)");
+  Daemon daemon_{directory_, {"--config", config_}};
+};
+
+TEST_F(Kvqctl, StatusShowsArenaAndTenants) {
+  const json status = document({"status"});
+  EXPECT_EQ(status["arena"]["bytes"], 16 << 20);
+  EXPECT_EQ(status["arena"]["slabs"], 16);
+  EXPECT_EQ(status["level"], "calm");
+  EXPECT_EQ(status["pid"], daemon_.process->pid);
+  EXPECT_EQ(status["tenants"].size(), 2u);
+  const Ended shown = ctl({"status"});
+  EXPECT_EQ(shown.exit_code, 0);
+  for (const char* text : {"16.0 MiB in slabs of 1.0 MiB", "quantize at 70 %", "alpha", "beta", "8.0 MiB"}) {
+    EXPECT_NE(shown.out.find(text), std::string::npos) << text << " in\n" << shown.out;
+  }
+}
+
+TEST_F(Kvqctl, ListsAreTablesAndDocuments) {
+  EXPECT_EQ(document({"tenants"})["tenants"][1]["share"], 3.0);
+  EXPECT_EQ(document({"sessions"})["sessions"], json::array());
+  EXPECT_EQ(document({"pages", "--tenant", "alpha", "--limit", "5"})["pages"], json::array());
+  EXPECT_EQ(ctl({"tenants"}).out.rfind("TENANT", 0), 0u);
+  EXPECT_EQ(ctl({"sessions"}).out, "no sessions\n");
+  EXPECT_EQ(ctl({"pages"}).out, "no pages\n");
+}
+
+TEST_F(Kvqctl, QuantizeSaysWhatItDoes) {
+  EXPECT_EQ(document({"quantize", "--dry-run", "--idle", "100"})["dry_run"], true);
+  EXPECT_EQ(document({"quantize", "--tenant", "alpha"})["pages"], 0);
+  EXPECT_NE(ctl({"quantize", "--dry-run"}).out.find("would quantize 0 pages"), std::string::npos);
+}
+
+TEST_F(Kvqctl, SettingsTakeEffectAtOnce) {
+  EXPECT_EQ(document({"set", "quantize_at", "0.4"})["quantize_at"], 0.4);
+  EXPECT_EQ(document({"set", "quota.alpha", "4MiB"})["quota_bytes"], 4 << 20);
+  EXPECT_EQ(document({"set", "share.beta", "2"})["share"], 2.0);
+  const json status = document({"status"});
+  EXPECT_EQ(status["watermarks"]["quantize_at"], 0.4);
+  EXPECT_EQ(status["tenants"][0]["quota_bytes"], 4 << 20);
+  EXPECT_EQ(status["tenants"][1]["share"], 2.0);
+}
+
+TEST_F(Kvqctl, WhatTheDaemonRefusesIsOneLineWithTheFix) {
+  expect_failure({"set", "quantize_at", "0.99"}, 1, "quantize_at <= evict_at");
+  expect_failure({"set", "quantise_at", "0.5"}, 1, "use quantize_at");
+  expect_failure({"set", "quota.gamma", "1MiB"}, 1, "known: alpha, beta");
+  expect_failure({"set", "quota.alpha", "some"}, 1, "quota.alpha = some");
+  expect_failure({"pages", "--tenant", "gamma"}, 1, "gamma");
+  expect_failure({"quantize", "--tenant", "gamma"}, 1, "gamma");
+}
+
+TEST_F(Kvqctl, BadCommandLinesAreRefused) {
+  expect_failure({"stats"}, 2, "stats");
+  expect_failure({}, 2, "no verb");
+  expect_failure({"set", "quantize_at"}, 2, "value");
+  expect_failure({"pages", "--limit", "-3"}, 2, "--limit");
+  expect_failure({"status", "--watch", "soon"}, 2, "--watch");
+}
+
+TEST_F(Kvqctl, AMissingDaemonIsNamedWithTheSocket) {
+  const Ended absent = run(directory_, {KVQCTL_PATH, "status"}, {"KVQ_SOCKET=" + directory_.file("nothing.sock")});
+  EXPECT_EQ(absent.exit_code, 3);
+  EXPECT_NE(absent.err.find("nothing.sock"), std::string::npos) << absent.err;
+  EXPECT_NE(absent.err.find("start kvqd"), std::string::npos);
+  const Ended by_variable = run(directory_, {KVQCTL_PATH, "status"}, {"KVQ_SOCKET=" + daemon_.socket});
+  EXPECT_EQ(by_variable.exit_code, 0) << by_variable.err;
+  daemon_.process->end(SIGKILL);
+  expect_failure({"status"}, 3, "no daemon at");
+}
+
+TEST_F(Kvqctl, WatchShowsAgainUntilTheDaemonEnds) {
+  Process watching(directory_, {KVQCTL_PATH, "--socket", daemon_.socket, "status", "--watch", "0.1", "--json"});
+  document({"status"});
+  EXPECT_EQ(daemon_.process->end(SIGTERM).exit_code, 0);
+  const Ended ended = watching.wait();
+  EXPECT_EQ(ended.exit_code, 3) << ended.err;
+}
+
+}  // namespace
+}  // namespace kvq

@@ -1,0 +1,111 @@
+// A daemon that vanishes, and a process that forks: running work goes on, everything else says so clearly.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <thread>
+
+#include "tests/support/daemon_process.h"
+#include "tests/support/role_process.h"
+#include "tests/support/tiny_model.h"
+
+namespace kvq::test {
+namespace {
+
+TEST(DaemonGone, BlockedCallWakesAndAttentionGoesOn) {
+  DaemonProcess daemon(calm_settings());
+  ModelOptions options;
+  options.floor_dense = true;
+  TinyModel tiny(daemon.socket(), options);
+  const auto tokens = token_stream(1, 100);
+  Sequence sequence = tiny.model().open({}), all = tiny.model().open({}), waiting = tiny.model().open({});
+  tiny.write(sequence, 0, tokens);
+  for (std::uint64_t pages = 1; kvq_reserve(all.get(), pages * KVQ_PAGE_TOKENS, 1000) == KVQ_OK;) ++pages;
+  int notice = -1;
+  check(kvq_notice_fd(tiny.get(), &notice));
+  kvq_status blocked = KVQ_OK;
+  std::string text;
+  std::thread waiter([&] {
+    blocked = kvq_reserve(waiting.get(), 64 * KVQ_PAGE_TOKENS, 60'000);
+    text = kvq_last_error();
+  });
+  EXPECT_EQ(kvq_credits_request(tiny.get(), 64, 100), KVQ_ERR_NO_MEMORY);  // by then the other call waits too
+  daemon.stop(SIGKILL);
+  waiter.join();
+  EXPECT_EQ(blocked, KVQ_ERR_DAEMON_GONE) << text;
+
+  pollfd readable{notice, POLLIN, 0};
+  EXPECT_EQ(::poll(&readable, 1, 10'000), 1);
+  EXPECT_EQ(tiny.attend_and_check(sequence.block_table(), 100, 0, test_seed()).exact, 1u);
+  kvq_pressure pressure{};
+  pressure.size = sizeof(pressure);
+  EXPECT_EQ(kvq_get_pressure(tiny.get(), &pressure), KVQ_ERR_DAEMON_GONE);
+  EXPECT_EQ(kvq_reserve(sequence.get(), 1000, 0), KVQ_ERR_DAEMON_GONE);
+  EXPECT_EQ(kvq_commit(sequence.get(), tokens.data(), 1, 0, 0), KVQ_ERR_DAEMON_GONE);
+  EXPECT_NE(std::strstr(kvq_last_error(), "connect again"), nullptr) << kvq_last_error();
+  kvq_sequence* child = nullptr;
+  EXPECT_EQ(kvq_fork(sequence.get(), 0, &child), KVQ_ERR_DAEMON_GONE);
+  EXPECT_EQ(kvq_sequence_open(tiny.get(), nullptr, 0, nullptr, nullptr, &child), KVQ_ERR_DAEMON_GONE);
+  EXPECT_EQ(kvq_credits_request(tiny.get(), 1, 0), KVQ_ERR_DAEMON_GONE);
+  EXPECT_EQ(tiny.attend_and_check(sequence.block_table(), 100, 1, test_seed()).exact, 1u);
+}
+
+TEST(DaemonGone, StaleSocketIsNoDaemon) {
+  DaemonProcess daemon(calm_settings());
+  const std::string socket = daemon.socket();
+  { TinyModel tiny(socket, {}); }
+  daemon.stop(SIGKILL);
+  try {
+    Client client(socket);
+    FAIL() << "connected to a dead daemon";
+  } catch (const Failure& failure) {
+    EXPECT_EQ(failure.status(), KVQ_ERR_NO_DAEMON) << failure.what();
+  }
+}
+
+TEST(DaemonGone, SequenceOfAClosedModelIsStale) {
+  DaemonProcess daemon(calm_settings());
+  kvq_sequence* sequence = nullptr;
+  {
+    TinyModel tiny(daemon.socket(), {});
+    check(kvq_sequence_open(tiny.get(), nullptr, 0, nullptr, nullptr, &sequence));
+  }
+  EXPECT_EQ(kvq_reserve(sequence, 1, 0), KVQ_ERR_STALE_ID);
+  EXPECT_EQ(kvq_sequence_release(sequence), KVQ_OK);
+}
+
+TEST(Fork, ChildIsRefusedAndMayConnectAnew) {
+  DaemonProcess daemon(calm_settings());
+  TinyModel tiny(daemon.socket(), {});
+  Sequence sequence = tiny.model().open({});
+  tiny.write(sequence, 0, token_stream(1, 64));
+  const pid_t child = ::fork();
+  if (child == 0) {  // no assertion may run here: the exit code says which check failed
+    std::uint64_t step = 0;
+    if (kvq_step_begin(tiny.get(), &step) != KVQ_ERR_FORKED) ::_exit(1);
+    if (kvq_reserve(sequence.get(), 64, 0) != KVQ_ERR_FORKED) ::_exit(2);
+    if (std::strstr(kvq_last_error(), "connect anew") == nullptr) ::_exit(3);
+    if (kvq_model_close(tiny.get()) != KVQ_ERR_FORKED) ::_exit(4);
+    try {
+      TinyModel own(daemon.socket(), {});
+      Sequence again = own.model().open({});
+      own.write(again, 0, token_stream(2, 64));
+      own.attend_and_check(again.block_table(), 64, 0, 1);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "child: %s\n", error.what());
+      ::_exit(5);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(tiny.attend_and_check(sequence.block_table(), 64, 0, test_seed()).exact, 1u);
+}
+
+}  // namespace
+}  // namespace kvq::test

@@ -1,0 +1,48 @@
+// One connection to kvqd's Admin capability.
+//
+// Invariant: every failure is a Failure with the exit code that kvqctl ends with and one line that names cause and fix.
+#pragma once
+
+#include <kj/async-io.h>
+
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+namespace kvqctl {
+
+enum ExitCode : int {
+  kOk = 0,
+  kRefused = 1,   // the daemon (or the socket's mode) says no
+  kUsage = 2,     // bad command line
+  kNoDaemon = 3,  // nothing answers
+};
+
+struct Failure : std::runtime_error {
+  Failure(ExitCode exit_code, const std::string& message) : std::runtime_error(message), exit_code(exit_code) {}
+  ExitCode exit_code;
+};
+
+// Each call returns the daemon's JSON document. All throw Failure.
+class AdminClient {
+ public:
+  explicit AdminClient(const std::string& socket_path);
+  ~AdminClient();
+
+  std::string status();
+  std::string sessions();
+  std::string tenants();
+  std::string pages(const std::string& tenant, std::uint32_t limit);
+  std::string quantize(const std::string& tenant, std::uint64_t idle_ms, bool dry_run);
+  std::string set(const std::string& key, const std::string& value);
+  std::string drain(std::uint32_t deadline_ms);
+
+  void sleep_ms(std::uint64_t ms);  // keeps the connection served
+
+ private:
+  struct Wire;
+  std::unique_ptr<Wire> wire_;
+};
+
+}  // namespace kvqctl

@@ -1,0 +1,158 @@
+// Aligned tables, sizes in MiB, shares in percent.
+#include "tools/kvqctl/tables.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+namespace kvqctl {
+namespace {
+
+using Row = std::vector<std::string>;
+
+std::string format_double(const char* format, double value) {
+  char text[64];
+  std::snprintf(text, sizeof(text), format, value);
+  return text;
+}
+
+std::string mib(const Json& bytes) {
+  const double value = bytes.get<double>() / (1 << 20);
+  return format_double(value < 100 ? "%.1f MiB" : "%.0f MiB", value);
+}
+
+std::string percent(double share) { return format_double("%.0f %%", share * 100); }
+
+std::string part_of(const Json& part, const Json& whole) {
+  const double all = whole.get<double>();
+  return all > 0 ? percent(part.get<double>() / all) : "-";
+}
+
+std::string number(const Json& value) { return value.dump(); }
+
+std::string duration(std::uint64_t ms) {
+  const std::uint64_t s = ms / 1000;
+  if (s < 60) return format_double("%.1f s", static_cast<double>(ms) / 1000);
+  if (s < 3600) return std::to_string(s / 60) + " min " + std::to_string(s % 60) + " s";
+  if (s < 86400) return std::to_string(s / 3600) + " h " + std::to_string(s % 3600 / 60) + " min";
+  return std::to_string(s / 86400) + " d " + std::to_string(s % 86400 / 3600) + " h";
+}
+
+// Columns as wide as their widest cell; those in `left` aligned left, all others right.
+std::string table(const std::vector<Row>& rows, const std::vector<std::size_t>& left) {
+  std::vector<std::size_t> width(rows.front().size());
+  for (const Row& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) width[i] = std::max(width[i], row[i].size());
+  }
+  std::string out;
+  for (const Row& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const std::string pad(width[i] - row[i].size(), ' ');
+      const bool is_left = std::find(left.begin(), left.end(), i) != left.end();
+      line += (i == 0 ? "" : "  ") + (is_left ? row[i] + pad : pad + row[i]);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += line + "\n";
+  }
+  return out;
+}
+
+std::string tenants_table(const Json& tenants) {
+  if (tenants.empty()) return "no tenants\n";
+  std::vector<Row> rows = {{"TENANT", "LEVEL", "SESSIONS", "HOLDS", "QUOTA", "USED", "SHARE", "DENSE", "INT4", "PAGES", "CACHED",
+                            "LIMBO", "FREE"}};
+  for (const Json& t : tenants) {
+    std::uint64_t dense_bytes = 0, cold_bytes = 0, pages = 0;
+    for (const auto& [name, use] : t.at("formats").items()) {
+      (name == "dense" ? dense_bytes : cold_bytes) += use.at("bytes").get<std::uint64_t>();
+      pages += use.at("pages").get<std::uint64_t>();
+    }
+    const bool whole = t.at("quota_bytes") == 0;
+    rows.push_back({t.at("name"), t.at("level"), number(t.at("sessions")), mib(t.at("slab_bytes")),
+                    whole ? "all" : mib(t.at("quota_bytes")), whole ? "-" : part_of(t.at("slab_bytes"), t.at("quota_bytes")),
+                    number(t.at("share")), mib(dense_bytes), mib(cold_bytes), std::to_string(pages), number(t.at("cached_pages")),
+                    mib(t.at("limbo_bytes")), mib(t.at("free_bytes"))});
+  }
+  return table(rows, {0, 1});
+}
+
+}  // namespace
+
+std::string show_status(const Json& s) {
+  const Json& arena = s.at("arena");
+  const Json& marks = s.at("watermarks");
+  const Json& transcodes = s.at("transcodes");
+  const std::string draining = s.at("draining").get<bool>() ? ", draining" : "";
+  std::string out = table(
+      {{"kvqd", s.at("version").get<std::string>() + ", pid " + number(s.at("pid")) + ", up " + duration(s.at("uptime_ms")) +
+                    ", device " + s.at("device").get<std::string>()},
+       {"pressure", s.at("level").get<std::string>() + draining},
+       {"arena", mib(arena.at("bytes")) + " in slabs of " + mib(arena.at("slab_bytes")) + ": " + number(arena.at("slabs_used")) +
+                     " used (" + part_of(arena.at("slabs_used"), arena.at("slabs")) + "), " + number(arena.at("slabs_free")) +
+                     " free, " + number(arena.at("slabs_reserved")) + " of these for transcodes only"},
+       {"watermarks", "quantize at " + percent(marks.at("quantize_at")) + ", evict at " + percent(marks.at("evict_at")) +
+                          ", refuse at " + percent(marks.at("refuse_at")) + ", relief " + percent(marks.at("relief"))},
+       {"transcodes", number(transcodes.at("done")) + " done (" + mib(transcodes.at("bytes")) + "), " +
+                          number(transcodes.at("failed")) + " failed, " + number(transcodes.at("in_flight")) + " in flight"},
+       {"pages", number(s.at("dropped_pages")) + " dropped, " + number(s.at("limbo_slots")) + " slots in limbo"},
+       {"requests", number(s.at("parked_requests")) + " waiting for room, " + number(s.at("refusals")) + " refused"},
+       {"sessions", number(s.at("sessions")) + " on " + number(s.at("connections")) + " connections"}},
+      {0, 1});
+  return out + "\n" + tenants_table(s.at("tenants"));
+}
+
+std::string show_sessions(const Json& document) {
+  const Json& sessions = document.at("sessions");
+  if (sessions.empty()) return "no sessions\n";
+  std::vector<Row> rows = {
+      {"SESSION", "TENANT", "PID", "LABEL", "STATE", "SEQUENCES", "RUNNING", "PAGES", "CREDITS", "STEPS", "LAG", "REFUSED"}};
+  for (const Json& s : sessions) {
+    const std::string state = !s.at("connected").get<bool>() ? "leaving" : s.at("ready").get<bool>() ? "ready" : "mapping";
+    rows.push_back({number(s.at("id")), s.at("tenant"), number(s.at("pid")), s.at("label"), state, number(s.at("sequences")),
+                    number(s.at("running")), number(s.at("pages")),
+                    number(s.at("credits")) + "/" + number(s.at("credits_target")), number(s.at("open_steps")),
+                    number(s.at("oldest_step_epochs")), number(s.at("commands_refused"))});
+  }
+  return table(rows, {1, 3, 4});
+}
+
+std::string show_tenants(const Json& document) { return tenants_table(document.at("tenants")); }
+
+std::string show_pages(const Json& document) {
+  const Json& pages = document.at("pages");
+  if (pages.empty()) return "no pages\n";
+  std::vector<Row> rows = {{"TENANT", "PAGE", "GEN", "FORMAT", "STATE", "SLAB", "SLOT", "HELD", "IDLE", "CACHED", "STAYS DENSE"}};
+  for (const Json& p : pages) {
+    rows.push_back({p.at("tenant"), number(p.at("page")), number(p.at("generation")), p.at("format"), p.at("state"),
+                    number(p.at("slab")), number(p.at("slot")), number(p.at("references")), duration(p.at("idle_ms")),
+                    p.at("indexed").get<bool>() ? "yes" : "no", p.at("stays_dense")});
+  }
+  std::string out = table(rows, {0, 3, 4, 10});
+  if (pages.size() >= document.at("limit").get<std::size_t>()) {
+    out += "(the first " + std::to_string(pages.size()) + "; more with --limit)\n";
+  }
+  return out;
+}
+
+std::string show_quantize(const Json& r) {
+  const bool dry = r.at("dry_run").get<bool>();
+  return std::string(dry ? "would quantize " : "quantizing ") + number(r.at("pages")) + " pages: " + mib(r.at("bytes_before")) +
+         " -> " + mib(r.at("bytes_after")) + "\n";
+}
+
+std::string show_set(const Json& changed) {
+  std::string out;
+  for (const auto& [key, value] : changed.items()) {
+    out += key + " = " + (value.is_string() ? value.get<std::string>() : key == "quota_bytes" ? mib(value) : value.dump()) + "\n";
+  }
+  return out;
+}
+
+std::string show_drain(const Json& r) {
+  const auto left = r.at("sessions_left").get<std::uint64_t>();
+  return left == 0 ? "drained: no session is left, kvqd ends\n"
+                   : "the deadline passed with " + std::to_string(left) + " sessions left; kvqd ends\n";
+}
+
+}  // namespace kvqctl
