@@ -4,16 +4,24 @@
 #include "client/last_error.h"
 
 namespace kvq::client {
+namespace {
+
+bool is_open(const StepSlot& slot) {
+  return slot.begun.load(std::memory_order_relaxed) != slot.ended.load(std::memory_order_acquire);
+}
+
+}  // namespace
 
 kvq_status Steps::begin(std::uint64_t& step) {
   const std::lock_guard lock(mutex_);
-  const std::uint64_t serial = last() + 1;
-  StepSlot& slot = slots_[serial % kStepSlots];
-  if (slot.begun.load(std::memory_order_relaxed) != slot.ended.load(std::memory_order_acquire)) {
-    return fail(KVQ_ERR_LIMIT_REACHED,
-                "step %llu is still open; at most %u steps of a session may be in flight: end it first",
-                static_cast<unsigned long long>(slot.begun.load(std::memory_order_relaxed)), kStepSlots);
+  // A long step keeps its slot; the serials that would fall on it are left out, so that it holds up nobody.
+  std::uint64_t serial = last() + 1;
+  for (; is_open(slots_[serial % kStepSlots]); ++serial) {
+    if (serial - last() < kStepSlots) continue;
+    return fail(KVQ_ERR_LIMIT_REACHED, "%u steps are open, the most that a session may have in flight: end one first",
+                open());
   }
+  StepSlot& slot = slots_[serial % kStepSlots];
   slot.epoch.store(directory_.epoch.load(std::memory_order_relaxed), std::memory_order_relaxed);
   slot.begun.store(serial, std::memory_order_release);
   std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -19,7 +19,7 @@ class Steps {
  public:
   Steps(StepSlot* slots, const DirectoryHeader& directory) : slots_(slots), directory_(directory) {}
 
-  kvq_status begin(std::uint64_t& step);  // LIMIT_REACHED when the slot's earlier step is still open
+  kvq_status begin(std::uint64_t& step);  // LIMIT_REACHED when kStepSlots are open
   kvq_status end(std::uint64_t step);     // INVALID_ARGUMENT for a step that is not open
 
   std::uint32_t open() const { return open_.load(std::memory_order_relaxed); }

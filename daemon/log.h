@@ -1,7 +1,7 @@
 // The daemon's log: one line an event, key=value pairs, on stderr.
 //
-// Invariant: nobody can flood it: each kind of event (its first word) gets at most a fixed number of lines a second, and
-// what was left out is counted in the next line that gets through.
+// Invariant: nobody can flood it: each kind of event (its first word) gets at most a fixed number of lines a second,
+// and what was left out is counted in the next line that gets through.
 #pragma once
 
 #include <cstdint>

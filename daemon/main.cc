@@ -63,7 +63,8 @@ Needs needs_of(const Config& config) {
 
 // `ready` turns true when clients are served: what fails before is the machine's refusal to let kvqd start.
 void run(const Config& config, bool& ready) {
-  for (const std::string& warning : check_environment(needs_of(config))) log_warning("event=warning text=\"" + warning + "\"");
+  for (const std::string& warning : check_environment(needs_of(config)))
+    log_warning("event=warning text=\"" + warning + "\"");
   const ListenSocket socket({.path = config.socket, .group = config.socket_group});
   auto io = kj::setupAsyncIo();
   EventLoop loop(io, config.workers);

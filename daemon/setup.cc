@@ -17,12 +17,13 @@ namespace kvq {
 namespace {
 
 constexpr std::uint64_t kTableBytesPerPage = 128;  // of the largest table that grows with max_pages, roughly
-constexpr char kSaltTag[] = "kvq salt 1";  // hashed with its final zero
+constexpr char kSaltTag[] = "kvq salt 1";          // hashed with its final zero
 
 void fill_random(void* out, std::size_t bytes) {
   const ssize_t got = ::getrandom(out, bytes, 0);
   if (got != static_cast<ssize_t>(bytes)) {
-    throw StartupError(ExitCode::environment, std::string("getrandom: the kernel gave no random bytes: ") + std::strerror(errno) +
+    throw StartupError(ExitCode::environment, std::string("getrandom: the kernel gave no random bytes: ") +
+                                                  std::strerror(errno) +
                                                   "; give every tenant a salt in the configuration");
   }
 }
@@ -43,9 +44,10 @@ gid_t group_id(const std::string& name) {
   group* found = nullptr;
   const int error = ::getgrnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
   if (found != nullptr) return found->gr_gid;
-  throw StartupError(ExitCode::usage, "admin_group = " + name + ": " +
-                                          (error == 0 ? "there is no such group; create it with groupadd, or name another"
-                                                      : std::string(std::strerror(error))));
+  throw StartupError(ExitCode::usage,
+                     "admin_group = " + name + ": " +
+                         (error == 0 ? "there is no such group; create it with groupadd, or name another"
+                                     : std::string(std::strerror(error))));
 }
 
 TenantSpec tenant_spec(const TenantConfig& tenant) {
@@ -72,9 +74,10 @@ void check_file_size(const Config& config) {
   const std::uint64_t tables = std::uint64_t{config.max_pages} * kTableBytesPerPage;
   const std::uint64_t needed = std::max(config.slab_bytes, tables);
   if (limit.rlim_cur >= needed) return;
-  throw StartupError(ExitCode::environment, "RLIMIT_FSIZE is " + std::to_string(limit.rlim_cur) + " bytes, memfd files of " +
-                                                std::to_string(needed) +
-                                                " are needed; raise it (ulimit -f unlimited, or LimitFSIZE= in the unit)");
+  throw StartupError(ExitCode::environment,
+                     "RLIMIT_FSIZE is " + std::to_string(limit.rlim_cur) + " bytes, memfd files of " +
+                         std::to_string(needed) +
+                         " are needed; raise it (ulimit -f unlimited, or LimitFSIZE= in the unit)");
 }
 
 StoreConfig store_config(const Config& config) {

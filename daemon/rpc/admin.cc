@@ -74,7 +74,8 @@ class AdminServer final : public wire::Admin::Server {
     std::vector<PageStatus> pages;
     for (const TenantStatus& tenant : status.tenants) {
       if (only && tenant.id != *only) continue;
-      const auto more = store().pages(tenant.id, limit - static_cast<std::uint32_t>(pages.size()), parts_.sessions.now_ms());
+      const auto more =
+          store().pages(tenant.id, limit - static_cast<std::uint32_t>(pages.size()), parts_.sessions.now_ms());
       pages.insert(pages.end(), more.begin(), more.end());
       if (pages.size() >= limit) break;
     }
@@ -91,7 +92,7 @@ class AdminServer final : public wire::Admin::Server {
     const QuantizeReport report = store().quantize(only, params.getIdleMs(), dry_run, parts_.sessions.now_ms());
     if (!dry_run) {
       parts_.sessions.options().log("event=quantize_asked pages=" + std::to_string(report.pages) +
-                                " idle_ms=" + std::to_string(params.getIdleMs()));
+                                    " idle_ms=" + std::to_string(params.getIdleMs()));
     }
     parts_.sessions.settle();
     parts_.sessions.ticker().soon();

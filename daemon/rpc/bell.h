@@ -1,8 +1,8 @@
 // Eventfds shared with a client, used so that the client can never stop the daemon.
 //
 // Invariant: neither call waits longer than kMostWaitMs. The two sides share the file's flags, so a client may clear
-// O_NONBLOCK at any moment, and fill or empty the counter: reading is safe by RWF_NOWAIT; writing, which has no such flag,
-// runs under a timer whose signal interrupts it.
+// O_NONBLOCK at any moment, and fill or empty the counter: reading is safe by RWF_NOWAIT; writing, which has no such
+// flag, runs under a timer whose signal interrupts it.
 #pragma once
 
 #include <time.h>

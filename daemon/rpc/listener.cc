@@ -1,8 +1,8 @@
 // Accepts peers, one bootstrap object each, and joins the parts of the rpc room.
 //
-// Invariant: nothing a peer sends, or leaves unsent, costs the daemon more than one connection's bounded memory: connections
-// are counted per uid, messages and calls in flight are limited, unread replies end the connection, and the last few
-// connections are kept for root, so that kvqctl always gets an answer.
+// Invariant: nothing a peer sends, or leaves unsent, costs the daemon more than one connection's bounded memory:
+// connections are counted per uid, messages and calls in flight are limited, unread replies end the connection, and the
+// last few connections are kept for root, so that kvqctl always gets an answer.
 #include <capnp/rpc-twoparty.h>
 #include <kj/debug.h>
 #include <sys/socket.h>
@@ -109,10 +109,9 @@ class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
     }
     auto process = std::make_shared<Process>();
     process->peer = std::move(*peer);
-    auto stream = io_.wrapUnixSocketFd(kj::mv(socket), kj::LowLevelAsyncIoProvider::ALREADY_CLOEXEC |
-                                                           kj::LowLevelAsyncIoProvider::ALREADY_NONBLOCK);
-    auto connection =
-        kj::heap<Connection>(kj::mv(stream), make_node(sessions_, tenants_, admin_, process), process);
+    auto stream = io_.wrapUnixSocketFd(
+        kj::mv(socket), kj::LowLevelAsyncIoProvider::ALREADY_CLOEXEC | kj::LowLevelAsyncIoProvider::ALREADY_NONBLOCK);
+    auto connection = kj::heap<Connection>(kj::mv(stream), make_node(sessions_, tenants_, admin_, process), process);
     start(kj::mv(connection));
   }
 

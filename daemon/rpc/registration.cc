@@ -18,7 +18,8 @@ std::optional<Refusal> invalid(std::string message) { return Refusal{Errc::inval
 
 std::optional<Refusal> check_layers(capnp::List<wire::Layer>::Reader layers, ModelGeometry& geometry) {
   if (layers.size() == 0 || layers.size() > kMaxLayers) {
-    return wrong_layout("a model has 1 to " + std::to_string(kMaxLayers) + " layers, not " + std::to_string(layers.size()));
+    return wrong_layout("a model has 1 to " + std::to_string(kMaxLayers) + " layers, not " +
+                        std::to_string(layers.size()));
   }
   geometry.layers = layers.size();
   for (std::uint32_t i = 0; i < layers.size(); ++i) {

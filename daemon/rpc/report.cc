@@ -42,10 +42,14 @@ Json report_tenant(const TenantStatus& t) {
 
 const char* level_name(PressureLevel level) {
   switch (level) {
-    case PressureLevel::calm: return "calm";
-    case PressureLevel::quantize: return "quantize";
-    case PressureLevel::evict: return "evict";
-    case PressureLevel::refuse: return "refuse";
+    case PressureLevel::calm:
+      return "calm";
+    case PressureLevel::quantize:
+      return "quantize";
+    case PressureLevel::evict:
+      return "evict";
+    case PressureLevel::refuse:
+      return "refuse";
   }
   KVQ_ASSERT(false);
   return "";
@@ -53,12 +57,18 @@ const char* level_name(PressureLevel level) {
 
 const char* format_name(Format format) {
   switch (format) {
-    case Format::none: return "none";
-    case Format::dense: return "dense";
-    case Format::int4: return "int4";
-    case Format::int4_k4: return "int4_k4";
-    case Format::int4_k8: return "int4_k8";
-    case Format::k8v4: return "k8v4";
+    case Format::none:
+      return "none";
+    case Format::dense:
+      return "dense";
+    case Format::int4:
+      return "int4";
+    case Format::int4_k4:
+      return "int4_k4";
+    case Format::int4_k8:
+      return "int4_k8";
+    case Format::k8v4:
+      return "k8v4";
   }
   KVQ_ASSERT(false);
   return "";

@@ -36,7 +36,7 @@ struct RpcOptions {
   // Who besides root may administer.
   std::vector<uid_t> admin_uids;
   std::optional<gid_t> admin_gid;
-  std::string admin_group;         // its name, for messages
+  std::string admin_group;  // its name, for messages
 
   // What SessionInfo tells each client.
   std::uint64_t daemon_instance = 0;
@@ -46,7 +46,7 @@ struct RpcOptions {
   std::string device;
 
   std::uint32_t tick_ms = 10;
-  std::uint32_t max_connections = 512;        // the last 16 are kept for root; one uid gets at most a quarter (at least 8)
+  std::uint32_t max_connections = 512;  // the last 16 are kept for root; one uid gets at most a quarter (at least 8)
   std::uint32_t max_sessions_per_peer = 32;
   std::uint32_t max_parked_per_session = 64;  // requests that wait for room
   std::uint32_t acknowledge_ms = 30'000;      // a session that has not mapped a slab by then is cut

@@ -36,8 +36,9 @@ class SessionServer final : public wire::Session::Server {
     const std::uint32_t deadline_ms = context.getParams().getDeadlineMs();
     context.allowCancellation();
     require_open();
-    auto outcome = sessions_.attempt(session_, {deadline_ms, [this, pages] { return store().request_credits(session_->id, pages); },
-                                                [this] { store().withdraw_credits(session_->id); }});
+    auto outcome = sessions_.attempt(
+        session_, {deadline_ms, [this, pages] { return store().request_credits(session_->id, pages); },
+                   [this] { store().withdraw_credits(session_->id); }});
     return outcome.then([this, context, pages, deadline_ms](Error error) mutable {
       auto results = context.getResults();
       results.setGranted(error.code == Errc::ok ? pages : 0);

@@ -34,7 +34,8 @@ Sessions::Sessions(EventLoop& loop, Store& store, const RpcOptions& options)
 
 Sessions::~Sessions() noexcept(false) {}
 
-Result<std::shared_ptr<LiveSession>> Sessions::open(const std::shared_ptr<Process>& process, const SessionRequest& request,
+Result<std::shared_ptr<LiveSession>> Sessions::open(const std::shared_ptr<Process>& process,
+                                                    const SessionRequest& request,
                                                     kj::Maybe<wire::SlabSink::Client> sink) {
   auto session = std::make_shared<LiveSession>();
   session->doorbell = kj::AutoCloseFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -216,9 +217,11 @@ void Sessions::after_tick(std::uint64_t now_ms) {
   settle();
 }
 
-// A process that hung up but lives keeps nothing; only its open steps, which its threads may still be in, are waited for.
+// A process that hung up but lives keeps nothing; only its open steps, which its threads may still be in, are waited
+// for.
 void Sessions::release_orphans(std::uint64_t now_ms) {
-  const bool any = std::any_of(sessions_.begin(), sessions_.end(), [](const auto& entry) { return entry.second->closed; });
+  const bool any =
+      std::any_of(sessions_.begin(), sessions_.end(), [](const auto& entry) { return entry.second->closed; });
   if (!any) return;
   for (const SessionStatus& status : store_.sessions()) {
     const auto found = sessions_.find(status.id);
@@ -233,8 +236,8 @@ void Sessions::cut_silent(std::uint64_t now_ms) {
     if (session->unacknowledged.empty()) continue;
     // `now_ms` was read when the tick began: a push of this very tick may carry a later time.
     if (now_ms < session->unacknowledged.begin()->second + options_.acknowledge_ms) continue;
-    options_.log("event=slab_not_acknowledged action=disconnect waited_ms=" + std::to_string(options_.acknowledge_ms) + " " +
-                 id_text(*session));
+    options_.log("event=slab_not_acknowledged action=disconnect waited_ms=" + std::to_string(options_.acknowledge_ms) +
+                 " " + id_text(*session));
     session->unacknowledged.clear();
     session->cut();
   }

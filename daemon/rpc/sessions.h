@@ -1,8 +1,9 @@
 // The sessions as the rpc room sees them: who owns each, what was promised to it, and which of its requests wait.
 //
-// Invariant: a session of the store has exactly one LiveSession, from open() until the store has released it. Its end has
-// two halves: close() when its capability or socket goes (no new requests), then Store::process_ended() when its process
-// is gone or, for a process that lives on, once none of its steps is open. Until then nothing it may still read is reused.
+// Invariant: a session of the store has exactly one LiveSession, from open() until the store has released it. Its end
+// has two halves: close() when its capability or socket goes (no new requests), then Store::process_ended() when its
+// process is gone or, for a process that lives on, once none of its steps is open. Until then nothing it may still read
+// is reused.
 #pragma once
 
 #include <deque>
@@ -21,7 +22,7 @@ namespace kvq {
 struct Process {
   Peer peer;
   bool ended = false;
-  std::function<void()> cut;  // ends the connection soon, from any callback; empty once it has ended
+  std::function<void()> cut;     // ends the connection soon, from any callback; empty once it has ended
   EventLoop::Watch ended_watch;  // of the pidfd
 };
 
@@ -70,9 +71,9 @@ class Sessions {
     std::function<Result<void>()> attempt;
     std::function<void()> give_up = [] {};  // it is not tried any more and was not met
   };
-  // Takes the session's ring, then tries `attempt`; while that says no_memory it is tried again after each tick until the
-  // deadline. Resolves to the last outcome; rejects when the session ends. Its caller must allow cancellation, so that
-  // nothing of a request outlives its connection.
+  // Takes the session's ring, then tries `attempt`; while that says no_memory it is tried again after each tick until
+  // the deadline. Resolves to the last outcome; rejects when the session ends. Its caller must allow cancellation, so
+  // that nothing of a request outlives its connection.
   kj::Promise<Error> attempt(const std::shared_ptr<LiveSession>& session, Request request);
   // Takes what a client wrote to its ring, so that ring and RPC keep their order.
   void drain_ring(LiveSession& session);

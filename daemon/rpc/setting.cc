@@ -77,13 +77,14 @@ std::string unknown_tenant(const Store& store, const std::string& name) {
 }
 
 std::optional<Refusal> change_setting(Store& store, const std::string& key, const std::string& value,
-                                     nlohmann::ordered_json& changed) {
+                                      nlohmann::ordered_json& changed) {
   if (key == "quantize_at" || key == "evict_at" || key == "refuse_at" || key == "relief") {
     return set_watermark(store, key, value, changed);
   }
   if (key.rfind("quota.", 0) == 0 || key.rfind("share.", 0) == 0) return set_of_tenant(store, key, value, changed);
-  return Refusal{Errc::invalid_argument, "no setting is called \"" + printable(key, 80) +
-                                             "\"; use quantize_at, evict_at, refuse_at, relief, quota.TENANT or share.TENANT"};
+  return Refusal{Errc::invalid_argument,
+                 "no setting is called \"" + printable(key, 80) +
+                     "\"; use quantize_at, evict_at, refuse_at, relief, quota.TENANT or share.TENANT"};
 }
 
 }  // namespace kvq

@@ -14,7 +14,7 @@ namespace kvq {
 // key: quantize_at, evict_at, refuse_at, relief, quota.TENANT (bytes, with KiB/MiB/GiB/TiB; 0: the whole arena) or
 // share.TENANT. `changed` gets the setting as it now is.
 std::optional<Refusal> change_setting(Store& store, const std::string& key, const std::string& value,
-                                     nlohmann::ordered_json& changed);
+                                      nlohmann::ordered_json& changed);
 
 std::string unknown_tenant(const Store& store, const std::string& name);
 

@@ -9,8 +9,8 @@ namespace kvq {
 namespace {
 
 bool moved(const TickReport& r) {
-  return (r.commands | r.transcodes_done | r.transcodes_failed | r.submitted | r.dropped_pages | r.reaped_slots | r.slabs_created |
-          r.slabs_destroyed) != 0;
+  return (r.commands | r.transcodes_done | r.transcodes_failed | r.submitted | r.dropped_pages | r.reaped_slots |
+          r.slabs_created | r.slabs_destroyed) != 0;
 }
 
 }  // namespace

@@ -96,10 +96,21 @@ TEST_F(SegmentTest, SixtyFourStepsMayBeOpenAndOneMoreIsRefused) {
   ASSERT_EQ(steps_.begin(first), KVQ_OK);
   for (std::uint32_t i = 1; i < kStepSlots; ++i) ASSERT_EQ(steps_.begin(step), KVQ_OK);
   EXPECT_EQ(steps_.begin(step), KVQ_ERR_LIMIT_REACHED);
-  EXPECT_NE(std::strstr(last_error(), "at most 64"), nullptr) << last_error();
+  EXPECT_NE(std::strstr(last_error(), "64 steps are open"), nullptr) << last_error();
   EXPECT_EQ(steps_.open(), kStepSlots);
   ASSERT_EQ(steps_.end(first), KVQ_OK);
   EXPECT_EQ(steps_.begin(step), KVQ_OK);
+}
+
+TEST_F(SegmentTest, LongStepHoldsUpNobody) {
+  std::uint64_t slow = 0, step = 0;
+  ASSERT_EQ(steps_.begin(slow), KVQ_OK);
+  for (std::uint32_t i = 0; i < 3 * kStepSlots; ++i) {
+    ASSERT_EQ(steps_.begin(step), KVQ_OK) << last_error();
+    ASSERT_NE(step % kStepSlots, slow % kStepSlots);
+    ASSERT_EQ(steps_.end(step), KVQ_OK);
+  }
+  EXPECT_EQ(steps_.end(slow), KVQ_OK);
 }
 
 }  // namespace

@@ -15,7 +15,8 @@ void expect_refused(const Ended& ended, int exit_code, const std::vector<std::st
   EXPECT_EQ(lines(ended.err), 1u) << ended.err;
   EXPECT_EQ(ended.err.rfind("kvqd: ", 0), 0u) << ended.err;
   EXPECT_EQ(ended.out, "");
-  for (const std::string& text : texts) EXPECT_NE(ended.err.find(text), std::string::npos) << text << " in " << ended.err;
+  for (const std::string& text : texts)
+    EXPECT_NE(ended.err.find(text), std::string::npos) << text << " in " << ended.err;
 }
 
 TEST(Daemon, SigtermEndsItAndLeavesNoSocket) {
@@ -39,8 +40,9 @@ TEST(Daemon, SigintEndsItToo) {
 TEST(Daemon, ASecondOneOnTheSameSocketIsRefusedAndHarmless) {
   Directory directory;
   Daemon daemon(directory);
-  expect_refused(run(directory, {KVQD_PATH, "--socket", daemon.socket, "--arena-bytes", "16MiB", "--slab-bytes", "1MiB"}), 3,
-                 {daemon.socket});
+  expect_refused(
+      run(directory, {KVQD_PATH, "--socket", daemon.socket, "--arena-bytes", "16MiB", "--slab-bytes", "1MiB"}), 3,
+      {daemon.socket});
   EXPECT_EQ(run(directory, {KVQCTL_PATH, "--socket", daemon.socket, "status"}).exit_code, 0);
 }
 
@@ -54,7 +56,8 @@ TEST(Daemon, AStaleSocketIsReplaced) {
 
 TEST(Daemon, AMissingDirectoryIsNamed) {
   Directory directory;
-  expect_refused(run(directory, {KVQD_PATH, "--socket", directory.file("none/kvqd.sock")}), 4, {directory.file("none")});
+  expect_refused(run(directory, {KVQD_PATH, "--socket", directory.file("none/kvqd.sock")}), 4,
+                 {directory.file("none")});
 }
 
 TEST(Daemon, AConfigurationTypoIsNamedWithItsLine) {
@@ -70,8 +73,8 @@ TEST(Daemon, BadValuesAreNamed) {
   expect_refused(run(directory, {KVQD_PATH, "--quantize-at", "0.9", "--evict-at", "0.8"}), 2, {"0.9", "0.8"});
   expect_refused(run(directory, {KVQD_PATH, "--nonsense"}), 2, {"nonsense"});
   expect_refused(run(directory, {KVQD_PATH, "--config", directory.file("absent.toml")}), 2, {"absent.toml"});
-  expect_refused(run(directory, {KVQD_PATH, "--socket", directory.file("s"), "--arena-bytes", "16MiB", "--slab-bytes", "1MiB",
-                                 "--admin-group", "no-such-group-here"}),
+  expect_refused(run(directory, {KVQD_PATH, "--socket", directory.file("s"), "--arena-bytes", "16MiB", "--slab-bytes",
+                                 "1MiB", "--admin-group", "no-such-group-here"}),
                  2, {"no-such-group-here"});
 }
 
@@ -81,9 +84,10 @@ TEST(Daemon, TooFewDescriptorsAreNamedAtTheStart) {
     const rlimit tiny{32, 32};
     ::setrlimit(RLIMIT_NOFILE, &tiny);
   };
-  expect_refused(run(directory, {KVQD_PATH, "--socket", directory.file("s"), "--arena-bytes", "16MiB", "--slab-bytes", "1MiB"}, {},
-                     starve),
-                 4, {"32"});
+  expect_refused(
+      run(directory, {KVQD_PATH, "--socket", directory.file("s"), "--arena-bytes", "16MiB", "--slab-bytes", "1MiB"}, {},
+          starve),
+      4, {"32"});
   EXPECT_FALSE(std::filesystem::exists(directory.file("s")));
 }
 
@@ -94,9 +98,10 @@ TEST(Daemon, MemfdsThatMayNotGrowAreNamedAtTheStart) {
     ::setrlimit(RLIMIT_FSIZE, &tiny);
     ::signal(SIGXFSZ, SIG_IGN);
   };
-  expect_refused(run(directory, {KVQD_PATH, "--socket", directory.file("s"), "--arena-bytes", "16MiB", "--slab-bytes", "1MiB"}, {},
-                     starve),
-                 4, {"memfd", "RLIMIT_FSIZE is 4096"});
+  expect_refused(
+      run(directory, {KVQD_PATH, "--socket", directory.file("s"), "--arena-bytes", "16MiB", "--slab-bytes", "1MiB"}, {},
+          starve),
+      4, {"memfd", "RLIMIT_FSIZE is 4096"});
 }
 
 TEST(Daemon, CheckConfigOnlyChecks) {

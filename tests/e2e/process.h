@@ -55,8 +55,9 @@ struct Ended {
 class Process {
  public:
   // `prepare` runs in the child before exec. `environment`: more variables, "NAME=value".
-  Process(const Directory& directory, std::vector<std::string> argv, std::vector<std::string> environment = {},
-          const std::function<void()>& prepare = [] {})
+  Process(
+      const Directory& directory, std::vector<std::string> argv, std::vector<std::string> environment = {},
+      const std::function<void()>& prepare = [] {})
       : out_(directory.file("out" + std::to_string(++count()))), err_(directory.file("err" + std::to_string(count()))) {
     pid = ::fork();
     if (pid != 0) return;
@@ -101,8 +102,9 @@ class Process {
   std::string out_, err_;
 };
 
-inline Ended run(const Directory& directory, std::vector<std::string> argv, std::vector<std::string> environment = {},
-                 const std::function<void()>& prepare = [] {}) {
+inline Ended run(
+    const Directory& directory, std::vector<std::string> argv, std::vector<std::string> environment = {},
+    const std::function<void()>& prepare = [] {}) {
   return Process(directory, std::move(argv), std::move(environment), prepare).wait();
 }
 
@@ -139,10 +141,11 @@ class Notify {
 // A small daemon, ready when constructed.
 class Daemon {
  public:
-  explicit Daemon(const Directory& directory, std::vector<std::string> options = {}, std::vector<std::string> environment = {})
+  explicit Daemon(const Directory& directory, std::vector<std::string> options = {},
+                  std::vector<std::string> environment = {})
       : socket(directory.file("kvqd.sock")), notify(directory) {
-    std::vector<std::string> argv = {KVQD_PATH, "--socket", socket, "--arena-bytes", "16MiB", "--slab-bytes", "1MiB",
-                                     "--max-pages", "4096"};
+    std::vector<std::string> argv = {KVQD_PATH,      "--socket", socket,        "--arena-bytes", "16MiB",
+                                     "--slab-bytes", "1MiB",     "--max-pages", "4096"};
     argv.insert(argv.end(), options.begin(), options.end());
     environment.push_back(notify.variable());
     process = std::make_unique<Process>(directory, argv, environment);

@@ -44,8 +44,9 @@ TEST(Admin, StatusNamesEverythingFromTheFirstDocumentOn) {
   Client client = h.connect();
   auto admin = admin_of(h, client);
   const json status = json::parse(h.wait(send(admin.statusRequest())).getJson().cStr());
-  for (const char* key : {"version", "pid", "uptime_ms", "device", "connections", "sessions", "parked_requests", "level",
-                          "draining", "arena", "watermarks", "transcodes", "dropped_pages", "refusals", "limbo_slots"}) {
+  for (const char* key :
+       {"version", "pid", "uptime_ms", "device", "connections", "sessions", "parked_requests", "level", "draining",
+        "arena", "watermarks", "transcodes", "dropped_pages", "refusals", "limbo_slots"}) {
     EXPECT_TRUE(status.contains(key)) << key;
   }
   EXPECT_EQ(status["connections"], 1);
@@ -106,9 +107,16 @@ TEST(Admin, SettingsAreChecked) {
   EXPECT_EQ(h.store.watermarks.quantize_at, 0.5);
   EXPECT_EQ(set(h, admin, "quota.alpha", "8MiB").document["quota_bytes"], 8u << 20);
   EXPECT_EQ(set(h, admin, "share.alpha", "2.5").document["share"], 2.5);
-  for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
-           {"quantize_at", "half"}, {"quantize_at", "1.5"}, {"quantize_at", "nan"}, {"quantize_at", ""}, {"evict_at", "0.4"},
-           {"quota.alpha", "-1"}, {"quota.alpha", "8 apples"}, {"quota.beta", "1"}, {"share.alpha", "0"}, {"tenant", "x"}}) {
+  for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{{"quantize_at", "half"},
+                                                                                   {"quantize_at", "1.5"},
+                                                                                   {"quantize_at", "nan"},
+                                                                                   {"quantize_at", ""},
+                                                                                   {"evict_at", "0.4"},
+                                                                                   {"quota.alpha", "-1"},
+                                                                                   {"quota.alpha", "8 apples"},
+                                                                                   {"quota.beta", "1"},
+                                                                                   {"share.alpha", "0"},
+                                                                                   {"tenant", "x"}}) {
     const Outcome outcome = set(h, admin, key, value);
     EXPECT_EQ(outcome.code, Errc::invalid_argument) << key << "=" << value;
     EXPECT_FALSE(outcome.message.empty());

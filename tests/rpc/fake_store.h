@@ -29,8 +29,8 @@ class FakeStore final : public Store {
 
   // What the next calls answer.
   Error open_error, attach_error;
-  bool room = true;            // for credits and resume
-  Error credits_error;         // overrides `room`
+  bool room = true;     // for credits and resume
+  Error credits_error;  // overrides `room`
   bool busy = false;
   std::uint32_t open_steps = 0;
   std::uint64_t ticks = 0;
@@ -118,8 +118,8 @@ class FakeStore final : public Store {
     return {};
   }
   void withdraw_credits(SessionId) override { calls.push_back("withdraw_credits"); }
-  Result<std::vector<PageId>> attach(SessionId, SequenceId, PageId, std::uint16_t, std::uint32_t pages, const Key&, bool,
-                                     std::uint64_t) override {
+  Result<std::vector<PageId>> attach(SessionId, SequenceId, PageId, std::uint16_t, std::uint32_t pages, const Key&,
+                                     bool, std::uint64_t) override {
     calls.push_back("attach");
     if (attach_error.code != Errc::ok) return attach_error;
     std::vector<PageId> out;

@@ -146,7 +146,8 @@ TEST(Slabs, ReadyWaitsForTheLastAcknowledgement) {
   seen.hold = true;
   auto response = h.register_model(client, seen);
   bool is_ready = false;
-  auto ready = send(response.getSession().readyRequest()).then([&](auto&&) { is_ready = true; }).eagerlyEvaluate(nullptr);
+  auto ready =
+      send(response.getSession().readyRequest()).then([&](auto&&) { is_ready = true; }).eagerlyEvaluate(nullptr);
   const auto before = h.store.ticks;
   h.until([&] { return h.store.ticks > before + 3 && !seen.held.empty(); });
   EXPECT_FALSE(is_ready);

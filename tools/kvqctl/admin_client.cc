@@ -29,8 +29,8 @@ kj::AutoCloseFd connect_to(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
-    throw Failure(kUsage, "the socket path " + path + " is longer than " + std::to_string(sizeof(address.sun_path) - 1) +
-                              " bytes; use a shorter one");
+    throw Failure(kUsage, "the socket path " + path + " is longer than " +
+                              std::to_string(sizeof(address.sun_path) - 1) + " bytes; use a shorter one");
   }
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   kj::AutoCloseFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -55,16 +55,18 @@ struct AdminClient::Wire {
 
   template <typename T>
   auto wait(kj::Promise<T> promise, std::uint64_t deadline_ms) {
-    auto late = io.provider->getTimer().afterDelay(deadline_ms * kj::MILLISECONDS).then([deadline_ms]() -> kj::Promise<T> {
-      return KJ_EXCEPTION(OVERLOADED, "no answer in time", deadline_ms);
-    });
+    auto late =
+        io.provider->getTimer().afterDelay(deadline_ms * kj::MILLISECONDS).then([deadline_ms]() -> kj::Promise<T> {
+          return KJ_EXCEPTION(OVERLOADED, "no answer in time", deadline_ms);
+        });
     try {
       return promise.exclusiveJoin(kj::mv(late)).wait(io.waitScope);
     } catch (const kj::Exception& exception) {
       if (exception.getType() == kj::Exception::Type::OVERLOADED) {
         throw Failure(kNoDaemon, "kvqd has not answered within " + std::to_string(deadline_ms / 1000) + " s");
       }
-      throw Failure(kNoDaemon, "the connection broke: kvqd has ended, or refused the connection because it has too many");
+      throw Failure(kNoDaemon,
+                    "the connection broke: kvqd has ended, or refused the connection because it has too many");
     }
   }
 

@@ -70,7 +70,9 @@ void add_verbs(CLI::App& app, Options& o) {
   set->add_option("key", o.key, "quantize_at, evict_at, refuse_at, relief, quota.TENANT or share.TENANT")->required();
   set->add_option("value", o.value, "as in the configuration file: 0.6, 4GiB")->required();
   auto* drain = app.add_subcommand("drain", "admit nothing new, wait for the sessions to end, end kvqd");
-  drain->add_option("--deadline", o.deadline_s, "seconds to wait at most")->check(CLI::Range(0.0, 86400.0))->capture_default_str();
+  drain->add_option("--deadline", o.deadline_s, "seconds to wait at most")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str();
   for (auto* verb : {status, sessions, tenants, pages, quantize, set, drain}) {
     verb->add_flag("--json", o.json, "the daemon's document as JSON");
     verb->fallthrough();
@@ -103,7 +105,8 @@ int run(int argc, char** argv) {
     std::cerr << "kvqctl: " << failure.what() << "\n";
     return failure.exit_code;
   } catch (const nlohmann::json::exception& error) {
-    std::cerr << "kvqctl: kvqd's reply is not what this kvqctl knows (" << error.what() << "); install both of one release\n";
+    std::cerr << "kvqctl: kvqd's reply is not what this kvqctl knows (" << error.what()
+              << "); install both of one release\n";
     return kRefused;
   }
   return kOk;

@@ -60,8 +60,8 @@ std::string table(const std::vector<Row>& rows, const std::vector<std::size_t>& 
 
 std::string tenants_table(const Json& tenants) {
   if (tenants.empty()) return "no tenants\n";
-  std::vector<Row> rows = {{"TENANT", "LEVEL", "SESSIONS", "HOLDS", "QUOTA", "USED", "SHARE", "DENSE", "INT4", "PAGES", "CACHED",
-                            "LIMBO", "FREE"}};
+  std::vector<Row> rows = {{"TENANT", "LEVEL", "SESSIONS", "HOLDS", "QUOTA", "USED", "SHARE", "DENSE", "INT4", "PAGES",
+                            "CACHED", "LIMBO", "FREE"}};
   for (const Json& t : tenants) {
     std::uint64_t dense_bytes = 0, cold_bytes = 0, pages = 0;
     for (const auto& [name, use] : t.at("formats").items()) {
@@ -70,8 +70,9 @@ std::string tenants_table(const Json& tenants) {
     }
     const bool whole = t.at("quota_bytes") == 0;
     rows.push_back({t.at("name"), t.at("level"), number(t.at("sessions")), mib(t.at("slab_bytes")),
-                    whole ? "all" : mib(t.at("quota_bytes")), whole ? "-" : part_of(t.at("slab_bytes"), t.at("quota_bytes")),
-                    number(t.at("share")), mib(dense_bytes), mib(cold_bytes), std::to_string(pages), number(t.at("cached_pages")),
+                    whole ? "all" : mib(t.at("quota_bytes")),
+                    whole ? "-" : part_of(t.at("slab_bytes"), t.at("quota_bytes")), number(t.at("share")),
+                    mib(dense_bytes), mib(cold_bytes), std::to_string(pages), number(t.at("cached_pages")),
                     mib(t.at("limbo_bytes")), mib(t.at("free_bytes"))});
   }
   return table(rows, {0, 1});
@@ -85,16 +86,19 @@ std::string show_status(const Json& s) {
   const Json& transcodes = s.at("transcodes");
   const std::string draining = s.at("draining").get<bool>() ? ", draining" : "";
   std::string out = table(
-      {{"kvqd", s.at("version").get<std::string>() + ", pid " + number(s.at("pid")) + ", up " + duration(s.at("uptime_ms")) +
-                    ", device " + s.at("device").get<std::string>()},
+      {{"kvqd", s.at("version").get<std::string>() + ", pid " + number(s.at("pid")) + ", up " +
+                    duration(s.at("uptime_ms")) + ", device " + s.at("device").get<std::string>()},
        {"pressure", s.at("level").get<std::string>() + draining},
-       {"arena", mib(arena.at("bytes")) + " in slabs of " + mib(arena.at("slab_bytes")) + ": " + number(arena.at("slabs_used")) +
-                     " used (" + part_of(arena.at("slabs_used"), arena.at("slabs")) + "), " + number(arena.at("slabs_free")) +
-                     " free, " + number(arena.at("slabs_reserved")) + " of these for transcodes only"},
-       {"watermarks", "quantize at " + percent(marks.at("quantize_at")) + ", evict at " + percent(marks.at("evict_at")) +
-                          ", refuse at " + percent(marks.at("refuse_at")) + ", relief " + percent(marks.at("relief"))},
+       {"arena", mib(arena.at("bytes")) + " in slabs of " + mib(arena.at("slab_bytes")) + ": " +
+                     number(arena.at("slabs_used")) + " used (" + part_of(arena.at("slabs_used"), arena.at("slabs")) +
+                     "), " + number(arena.at("slabs_free")) + " free, " + number(arena.at("slabs_reserved")) +
+                     " of these for transcodes only"},
+       {"watermarks", "quantize at " + percent(marks.at("quantize_at")) + ", evict at " +
+                          percent(marks.at("evict_at")) + ", refuse at " + percent(marks.at("refuse_at")) +
+                          ", relief " + percent(marks.at("relief"))},
        {"transcodes", number(transcodes.at("done")) + " done (" + mib(transcodes.at("bytes")) + "), " +
-                          number(transcodes.at("failed")) + " failed, " + number(transcodes.at("in_flight")) + " in flight"},
+                          number(transcodes.at("failed")) + " failed, " + number(transcodes.at("in_flight")) +
+                          " in flight"},
        {"pages", number(s.at("dropped_pages")) + " dropped, " + number(s.at("limbo_slots")) + " slots in limbo"},
        {"requests", number(s.at("parked_requests")) + " waiting for room, " + number(s.at("refusals")) + " refused"},
        {"sessions", number(s.at("sessions")) + " on " + number(s.at("connections")) + " connections"}},
@@ -105,12 +109,14 @@ std::string show_status(const Json& s) {
 std::string show_sessions(const Json& document) {
   const Json& sessions = document.at("sessions");
   if (sessions.empty()) return "no sessions\n";
-  std::vector<Row> rows = {
-      {"SESSION", "TENANT", "PID", "LABEL", "STATE", "SEQUENCES", "RUNNING", "PAGES", "CREDITS", "STEPS", "LAG", "REFUSED"}};
+  std::vector<Row> rows = {{"SESSION", "TENANT", "PID", "LABEL", "STATE", "SEQUENCES", "RUNNING", "PAGES", "CREDITS",
+                            "STEPS", "LAG", "REFUSED"}};
   for (const Json& s : sessions) {
-    const std::string state = !s.at("connected").get<bool>() ? "leaving" : s.at("ready").get<bool>() ? "ready" : "mapping";
-    rows.push_back({number(s.at("id")), s.at("tenant"), number(s.at("pid")), s.at("label"), state, number(s.at("sequences")),
-                    number(s.at("running")), number(s.at("pages")),
+    const std::string state = !s.at("connected").get<bool>() ? "leaving"
+                              : s.at("ready").get<bool>()    ? "ready"
+                                                             : "mapping";
+    rows.push_back({number(s.at("id")), s.at("tenant"), number(s.at("pid")), s.at("label"), state,
+                    number(s.at("sequences")), number(s.at("running")), number(s.at("pages")),
                     number(s.at("credits")) + "/" + number(s.at("credits_target")), number(s.at("open_steps")),
                     number(s.at("oldest_step_epochs")), number(s.at("commands_refused"))});
   }
@@ -122,7 +128,8 @@ std::string show_tenants(const Json& document) { return tenants_table(document.a
 std::string show_pages(const Json& document) {
   const Json& pages = document.at("pages");
   if (pages.empty()) return "no pages\n";
-  std::vector<Row> rows = {{"TENANT", "PAGE", "GEN", "FORMAT", "STATE", "SLAB", "SLOT", "HELD", "IDLE", "CACHED", "STAYS DENSE"}};
+  std::vector<Row> rows = {
+      {"TENANT", "PAGE", "GEN", "FORMAT", "STATE", "SLAB", "SLOT", "HELD", "IDLE", "CACHED", "STAYS DENSE"}};
   for (const Json& p : pages) {
     rows.push_back({p.at("tenant"), number(p.at("page")), number(p.at("generation")), p.at("format"), p.at("state"),
                     number(p.at("slab")), number(p.at("slot")), number(p.at("references")), duration(p.at("idle_ms")),
@@ -137,14 +144,18 @@ std::string show_pages(const Json& document) {
 
 std::string show_quantize(const Json& r) {
   const bool dry = r.at("dry_run").get<bool>();
-  return std::string(dry ? "would quantize " : "quantizing ") + number(r.at("pages")) + " pages: " + mib(r.at("bytes_before")) +
-         " -> " + mib(r.at("bytes_after")) + "\n";
+  return std::string(dry ? "would quantize " : "quantizing ") + number(r.at("pages")) +
+         " pages: " + mib(r.at("bytes_before")) + " -> " + mib(r.at("bytes_after")) + "\n";
 }
 
 std::string show_set(const Json& changed) {
   std::string out;
   for (const auto& [key, value] : changed.items()) {
-    out += key + " = " + (value.is_string() ? value.get<std::string>() : key == "quota_bytes" ? mib(value) : value.dump()) + "\n";
+    out += key + " = " +
+           (value.is_string()      ? value.get<std::string>()
+            : key == "quota_bytes" ? mib(value)
+                                   : value.dump()) +
+           "\n";
   }
   return out;
 }

@@ -236,7 +236,11 @@ def run(began: float) -> int:
 
 def main() -> int:
     argparse.ArgumentParser(prog="python -m kvqd.demo", description=__doc__.splitlines()[0]).parse_args()
-    return run(time.monotonic())
+    try:
+        return run(time.monotonic())
+    except (FileNotFoundError, RuntimeError) as error:  # no program, no model, no daemon
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

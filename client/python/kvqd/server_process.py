@@ -74,7 +74,10 @@ class ServerProcess:
             waiting.put(gone)
 
     def wait_until_ready(self) -> None:
-        message = self._ready.get(timeout=START_SECONDS)
+        try:
+            message = self._ready.get(timeout=START_SECONDS)
+        except queue.Empty:
+            raise ServerFailed(f"server {self.label} is not ready after {START_SECONDS} s", "Timeout") from None
         if message.get("event") != "ready":
             raise ServerFailed(f"server {self.label} did not start", "Gone")
 

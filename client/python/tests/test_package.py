@@ -92,3 +92,22 @@ def test_a_missing_library_says_what_to_do():
         ),
     )
     assert "/nonexistent/libkvq.so" in out.stdout and "KVQ_LIBRARY" in out.stdout
+
+
+def test_a_broken_expectation_of_the_demo_is_named_and_fails_it(capsys):
+    from kvqd.demo_report import Expectations
+
+    assert Expectations().report(1.0) == 1  # a demo that expects nothing proves nothing
+    expect = Expectations()
+    expect("water is wet", True)
+    assert expect.report(1.0) == 0
+    expect("memory returns", False)
+    assert expect.report(1.0) == 1
+    assert "BROKEN: memory returns" in capsys.readouterr().out
+
+
+def test_a_server_that_cannot_start_is_an_error_not_a_hang(tmp_path):
+    from kvqd.server_process import ServerFailed, ServerProcess
+
+    with pytest.raises(ServerFailed, match="did not start"):
+        ServerProcess("nobody", tmp_path / "no.sock")
