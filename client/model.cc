@@ -86,7 +86,7 @@ Model::Model(const kvq_model_desc& desc, const ModelGeometry& geometry, Grant gr
       floor_dense_(desc.format_floor_dense != 0),
       grant_(std::move(grant)),
       session_(std::move(session)),
-      steps_(segment().step, memory().directory()),
+      steps_(segment(), memory().directory()),
       rings_(segment(), grant_.doorbell.get()) {
   for (std::uint32_t f = 1; f < kFormatCount; ++f) layouts_[f] = make_layout(geometry_, static_cast<Format>(f));
   for (std::uint32_t i = 0; i < desc.layer_count; ++i) query_heads_.push_back(desc.layers[i].query_heads);

@@ -199,7 +199,7 @@ kvq_status Sequence::commit(std::span<const std::uint32_t> tokens, std::uint64_t
     if (auto s = model_->prepare(lock, static_cast<std::uint32_t>(end - p) + 1, 0, Deadline(0)); s != KVQ_OK) return s;
     for (; p < end; ++p) model_->rings(lock).push(seal_command(p, step, own_step ? 0 : step_session));
     if (end == full_pages()) {
-      push_commit(model_->rings(lock));
+      if (committed_ % kPageTokens != 0) push_commit(model_->rings(lock));  // else the last seal says it
       break;
     }
   }

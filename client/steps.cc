@@ -26,6 +26,11 @@ kvq_status Steps::begin(std::uint64_t& step) {
   slot.begun.store(serial, std::memory_order_release);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   last_.store(serial, std::memory_order_relaxed);
+  if (words_.revoked.load(std::memory_order_relaxed) != 0) {
+    slot.ended.store(serial, std::memory_order_release);
+    return fail(KVQ_ERR_DAEMON_GONE,
+                "kvqd has let this session go, since its connection broke; close the model and connect again");
+  }
   open_.fetch_add(1, std::memory_order_relaxed);
   step = serial;
   return KVQ_OK;

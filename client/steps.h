@@ -2,7 +2,7 @@
 //
 // Invariant: step s uses slot s % kStepSlots, open while begun != ended. begin() stores the epoch, then `begun`, then
 // fences, and only then may the caller read the directory; the other half of that fence is where the daemon retires
-// (daemon/store.cc). A slot is begun again only after its step has ended.
+// (daemon/shm/directory_writer.h). A slot is begun again only after its step has ended.
 #pragma once
 
 #include <atomic>
@@ -17,16 +17,19 @@ namespace kvq::client {
 
 class Steps {
  public:
-  Steps(StepSlot* slots, const DirectoryHeader& directory) : slots_(slots), directory_(directory) {}
+  Steps(Segment& segment, const DirectoryHeader& directory)
+      : slots_(segment.step), words_(segment.daemon), directory_(directory) {}
 
-  kvq_status begin(std::uint64_t& step);  // LIMIT_REACHED when kStepSlots are open
-  kvq_status end(std::uint64_t step);     // INVALID_ARGUMENT for a step that is not open
+  // LIMIT_REACHED when kStepSlots are open, DAEMON_GONE when the daemon has let the session go.
+  kvq_status begin(std::uint64_t& step);
+  kvq_status end(std::uint64_t step);  // INVALID_ARGUMENT for a step that is not open
 
   std::uint32_t open() const { return open_.load(std::memory_order_relaxed); }
   std::uint64_t last() const { return last_.load(std::memory_order_relaxed); }
 
  private:
   StepSlot* const slots_;
+  const DaemonWords& words_;
   const DirectoryHeader& directory_;
   std::mutex mutex_;
   std::atomic<std::uint64_t> last_{0};

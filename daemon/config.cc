@@ -182,7 +182,8 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   } catch (const CLI::CallForHelp&) {
     return {std::nullopt, ExitCode::ok, app.help()};
   } catch (const CLI::ParseError& error) {
-    return {std::nullopt, ExitCode::usage, std::string("command line: ") + error.what() + "; kvqd --help lists options"};
+    return {std::nullopt, ExitCode::usage,
+            std::string("command line: ") + error.what() + "; kvqd --help lists options"};
   } catch (const StartupError& error) {
     return {std::nullopt, error.code, error.what()};
   }

@@ -25,41 +25,41 @@ struct WatermarkConfig {
 
 // A peer belongs to the first tenant that lists its uid, else to the first that lists one of its gids.
 struct TenantConfig {
-  std::string name;                   // 1 to 32 of a-z 0-9 - _
-  std::vector<std::uint32_t> uids;    // as the kernel reports them for the peer's socket
+  std::string name;                 // 1 to 32 of a-z 0-9 - _
+  std::vector<std::uint32_t> uids;  // as the kernel reports them for the peer's socket
   std::vector<std::uint32_t> gids;
-  std::uint64_t quota_bytes = 0;      // most bytes charged to it; default: the whole arena
-  std::uint32_t share = 1;            // weight among tenants: who is furthest over its share pays first
-  Format format_floor = Format::int4; // dense: its pages are never quantized
-  std::string salt;                   // bytes mixed into its prefix keys; empty: a random one at start-up
+  std::uint64_t quota_bytes = 0;       // most bytes charged to it; default: the whole arena
+  std::uint32_t share = 1;             // weight among tenants: who is furthest over its share pays first
+  Format format_floor = Format::int4;  // dense: its pages are never quantized
+  std::string salt;                    // bytes mixed into its prefix keys; empty: a random one at start-up
 };
 
 enum class DeviceKind : std::uint8_t { host };
 
 struct Config {
   std::string socket = "/run/kvq/kvqd.sock";
-  std::string socket_group;                       // group that may connect; empty: only the daemon's user and root
+  std::string socket_group;  // group that may connect; empty: only the daemon's user and root
   DeviceKind device = DeviceKind::host;
-  std::uint64_t arena_bytes = 4ull << 30;         // all pages of all tenants
-  std::uint64_t slab_bytes = 64ull << 20;         // unit of mapping and of giving memory to a tenant
-  std::uint32_t max_pages = 1u << 20;             // page ids per tenant: the size of its directory
-  std::uint32_t max_sessions = 64;                // connected processes
+  std::uint64_t arena_bytes = 4ull << 30;  // all pages of all tenants
+  std::uint64_t slab_bytes = 64ull << 20;  // unit of mapping and of giving memory to a tenant
+  std::uint32_t max_pages = 1u << 20;      // page ids per tenant: the size of its directory
+  std::uint32_t max_sessions = 64;         // connected processes
   WatermarkConfig watermarks;
-  std::uint32_t reserve_slabs = 1;                // only transcodes may take these: making room takes room
-  std::uint32_t residual_window_pages = 4;        // newest pages of a running sequence that stay dense
-  std::uint32_t step_deadline_ms = 30'000;        // past it an unended step costs its tenant new pages
-  Format cold_format = Format::int4;              // what quantizing makes of a dense page
-  std::string admin_group;                        // group of operators; empty: only root and the daemon's user
-  std::string log_level = "info";                 // trace, debug, info, warn, error, off
-  std::uint32_t workers = 2;                      // threads that transcode and create slabs
-  bool lock_memory = false;                       // keep pages out of swap (needs RLIMIT_MEMLOCK)
+  std::uint32_t reserve_slabs = 1;          // only transcodes may take these: making room takes room
+  std::uint32_t residual_window_pages = 4;  // newest pages of a running sequence that stay dense
+  std::uint32_t step_deadline_ms = 30'000;  // past it an unended step costs its tenant new pages
+  Format cold_format = Format::int4;        // what quantizing makes of a dense page
+  std::string admin_group;                  // group of operators; empty: only root and the daemon's user
+  std::string log_level = "info";           // trace, debug, info, warn, error, off
+  std::uint32_t workers = 2;                // threads that transcode and create slabs
+  bool lock_memory = false;                 // keep pages out of swap (needs RLIMIT_MEMLOCK)
   std::vector<TenantConfig> tenants;
-  bool allow_unlisted = true;                     // a peer of no tenant gets one of its own, by uid
-  std::uint64_t unlisted_quota_bytes = 0;         // quota of such a tenant; default: the whole arena
+  bool allow_unlisted = true;              // a peer of no tenant gets one of its own, by uid
+  std::uint64_t unlisted_quota_bytes = 0;  // quota of such a tenant; default: the whole arena
 };
 
-// `config` is set when the daemon shall start. Otherwise `message` goes to stdout when `exit_code` is ok (help, version,
-// "configuration ok"), else to stderr: one line with the place, the key, its value and the fix.
+// `config` is set when the daemon shall start. Otherwise `message` goes to stdout when `exit_code` is ok (help,
+// version, "configuration ok"), else to stderr: one line with the place, the key, its value and the fix.
 struct CommandLine {
   std::optional<Config> config;
   ExitCode exit_code = ExitCode::ok;

@@ -1,10 +1,11 @@
 // TOML into settings; toml++ knows each value's line, so each error can name it. The only file that includes toml++.
 #include "daemon/config_file.h"
 
+#include <toml++/toml.h>
+
 #include <filesystem>
 #include <fstream>
 #include <sstream>
-#include <toml++/toml.h>
 #include <vector>
 
 namespace kvq {
@@ -76,8 +77,9 @@ void set_tenant_key(const std::string& path, std::string_view key, const toml::n
   } else if (key == "salt") {
     tenant.salt = to_salt(setting);
   } else {
-    setting.fail("unknown setting of a tenant; " +
-                 suggestion(key, kTenantKeys, "known ones are name, uids, gids, quota_bytes, share, format_floor, salt"));
+    setting.fail(
+        "unknown setting of a tenant; " +
+        suggestion(key, kTenantKeys, "known ones are name, uids, gids, quota_bytes, share, format_floor, salt"));
   }
 }
 
@@ -103,14 +105,15 @@ void read_tenants(const std::string& path, const toml::node& node, Config& confi
 toml::table parse_file(const std::string& path) {
   std::ifstream file(path);
   if (!file || !std::filesystem::is_regular_file(path)) {
-    throw StartupError(ExitCode::usage, path + ": cannot be read; check the path given to --config and its permissions");
+    throw StartupError(ExitCode::usage,
+                       path + ": cannot be read; check the path given to --config and its permissions");
   }
   try {
     return toml::parse(file, path);
   } catch (const toml::parse_error& error) {
     std::string problem(error.description());
-    throw StartupError(ExitCode::usage, path + ":" + std::to_string(error.source().begin.line) + ": not valid TOML: " +
-                                            problem.substr(0, problem.find('\n')));
+    throw StartupError(ExitCode::usage, path + ":" + std::to_string(error.source().begin.line) +
+                                            ": not valid TOML: " + problem.substr(0, problem.find('\n')));
   }
 }
 

@@ -15,7 +15,8 @@ constexpr std::uint64_t kMaxSlabBytes = 1ull << 40;
 constexpr std::uint64_t kMostMs = 86'400'000;  // a day
 
 constexpr std::array<std::string_view, 6> kLogLevels = {"trace", "debug", "info", "warn", "error", "off"};
-constexpr std::array<std::string_view, kFormatCount> kFormatNames = {"none", "dense", "int4", "int4_k4", "int4_k8", "k8v4"};
+constexpr std::array<std::string_view, kFormatCount> kFormatNames = {"none",    "dense",   "int4",
+                                                                     "int4_k4", "int4_k8", "k8v4"};
 
 template <auto Field>
 void set_text(Config& config, const Setting& setting) {
@@ -56,7 +57,9 @@ void set_device(Config& config, const Setting& setting) {
   config.device = DeviceKind::host;
 }
 
-void set_log_level(Config& config, const Setting& setting) { config.log_level = kLogLevels[setting.choice(kLogLevels)]; }
+void set_log_level(Config& config, const Setting& setting) {
+  config.log_level = kLogLevels[setting.choice(kLogLevels)];
+}
 
 void set_cold_format(Config& config, const Setting& setting) {
   config.cold_format = format_choice(setting, {Format::int4, Format::int4_k4, Format::int4_k8, Format::k8v4});
@@ -189,8 +192,8 @@ Format format_choice(const Setting& setting, std::initializer_list<Format> forma
 }
 
 std::optional<std::uint64_t> parse_size(std::string_view text) {
-  static constexpr std::pair<std::string_view, unsigned> kUnits[] = {
-      {"", 0}, {"B", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
+  static constexpr std::pair<std::string_view, unsigned> kUnits[] = {{"", 0},     {"B", 0},    {"KiB", 10},
+                                                                     {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
   std::uint64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc()) return std::nullopt;

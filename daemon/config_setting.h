@@ -29,7 +29,7 @@ struct Setting {
   std::string text() const;
   bool boolean() const;
   std::uint64_t integer(std::uint64_t least, std::uint64_t most) const;
-  double fraction() const;                                          // above 0, at most 1
+  double fraction() const;                                            // above 0, at most 1
   std::uint64_t size(std::uint64_t least, std::uint64_t most) const;  // bytes, or text such as "64MiB"
   std::size_t choice(std::span<const std::string_view> names) const;
 };

@@ -24,7 +24,8 @@ namespace {
 // More pumps in one go would starve KJ of its own descriptors; what is left is done after it polled them.
 constexpr int kPumpsPerTurn = 8;
 
-// KJ polls descriptors and timers only when no event is runnable, unless told a bound; a busy peer would starve the rest.
+// KJ polls descriptors and timers only when no event is runnable, unless told a bound; a busy peer would starve the
+// rest.
 constexpr unsigned kEventsPerPoll = 128;
 
 void check_uv(int status, const char* what) { KJ_REQUIRE(status >= 0, what, uv_strerror(status)); }
@@ -78,8 +79,7 @@ struct EventLoop::Impl {
   kj::Own<kj::UnixEventPort::FdObserver> observer;
   kj::Promise<void> pump_task = nullptr;
 
-  Impl(kj::AsyncIoContext& io, unsigned workers)
-      : timer(io.provider->getTimer()), wait_scope(io.waitScope) {
+  Impl(kj::AsyncIoContext& io, unsigned workers) : timer(io.provider->getTimer()), wait_scope(io.waitScope) {
     wait_scope.setBusyPollInterval(kEventsPerPoll);
     setenv("UV_THREADPOOL_SIZE", std::to_string(workers).c_str(), /*overwrite=*/1);
     check_uv(uv_loop_init(&uv), "cannot create the libuv loop");

@@ -47,9 +47,9 @@ class EventLoop {
   [[nodiscard]] Watch every(std::uint64_t interval_ms, std::function<void()> body);
 
   // Calls `body` on each turn of the loop that finds `fd` readable (level-triggered), so `body` reads it empty or
-  // cancels the watch. Works for eventfds, sockets and pidfds (which stay readable: cancel at the first call). `fd` stays
-  // the caller's, must outlive the watch, is made non-blocking, and may have one watch at a time. When the descriptor
-  // reports an error, `body` is called a last time. Throws when `fd` cannot be watched.
+  // cancels the watch. Works for eventfds, sockets and pidfds (which stay readable: cancel at the first call). `fd`
+  // stays the caller's, must outlive the watch, is made non-blocking, and may have one watch at a time. When the
+  // descriptor reports an error, `body` is called a last time. Throws when `fd` cannot be watched.
   [[nodiscard]] Watch on_readable(int fd, std::function<void()> body);
 
   // Runs `work` on the worker pool; resolves on the loop thread when it has ended, or rejects with what it threw.

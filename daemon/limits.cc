@@ -56,6 +56,7 @@ Processor read_processor() {
   processor.architecture = name.machine;
   processor.little_endian = std::endian::native == std::endian::little;
 #if defined(__x86_64__)
+  processor.vectors = __builtin_cpu_supports("ssse3");
   processor.avx2 = __builtin_cpu_supports("avx2");
   processor.fma = __builtin_cpu_supports("fma");
   processor.f16c = __builtin_cpu_supports("f16c");
@@ -86,7 +87,8 @@ std::uint64_t descriptors_needed(const Needs& needs) {
 Problem check_descriptors(std::uint64_t needed, Limit descriptors) {
   if (needed <= descriptors.hard) return std::nullopt;
   return "the descriptor limit is " + number(descriptors.hard) + ", this configuration may need " + number(needed) +
-         ": set LimitNOFILE=" + number(needed) + " in the unit (ulimit -Hn), or raise slab_bytes, or lower max_sessions";
+         ": set LimitNOFILE=" + number(needed) +
+         " in the unit (ulimit -Hn), or raise slab_bytes, or lower max_sessions";
 }
 
 Problem check_memory(std::uint64_t arena_bytes, std::uint64_t limit_bytes, std::string_view limit_name) {
@@ -109,9 +111,15 @@ Problem check_processor(const Processor& processor, Problem& slow) {
   if (!processor.little_endian) {
     return "the processor is big-endian, shared memory layouts are little-endian: use a little-endian system";
   }
+  if (!processor.vectors) {
+    return "the processor lacks SSSE3, for which no kernels exist: use a newer one; in a virtual machine pass the "
+           "host's "
+           "processor through (-cpu host)";
+  }
   if (name == "x86_64" && !(processor.avx2 && processor.f16c && processor.fma)) {
-    slow = "the processor lacks AVX2, F16C or FMA: kernels run in a slower version; in a virtual machine pass the "
-           "host's processor through (-cpu host)";
+    slow =
+        "the processor lacks AVX2, F16C or FMA: kernels run in a slower version; in a virtual machine pass the "
+        "host's processor through (-cpu host)";
   }
   return std::nullopt;
 }
@@ -159,14 +167,14 @@ Problem check_directory(const std::string& directory) {
   }
   if (!S_ISDIR(status.st_mode)) return directory + " is not a directory: remove it, or choose another socket path";
   if (access(directory.c_str(), W_OK | X_OK) == 0) return std::nullopt;
-  return "directory " + directory + " is not writable for uid " + number(geteuid()) + ": chown it to that user, or set " +
-         "User= of the unit to its owner";
+  return "directory " + directory + " is not writable for uid " + number(geteuid()) +
+         ": chown it to that user, or set " + "User= of the unit to its owner";
 }
 
 Problem check_memfd() {
   const int fd = memfd_create("kvq-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  const bool works = fd >= 0 && ftruncate(fd, 4096) == 0 &&
-                     fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) == 0;
+  const bool works =
+      fd >= 0 && ftruncate(fd, 4096) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) == 0;
   const int error = errno;
   if (fd >= 0) close(fd);
   if (works) return std::nullopt;

@@ -45,6 +45,7 @@ Problem check_lockable(std::uint64_t arena_bytes, Limit locked_bytes);
 struct Processor {
   std::string architecture;  // as uname says
   bool little_endian = true;
+  bool vectors = true;                           // SSSE3 on x86_64: the least that kernels are compiled for
   bool avx2 = false, f16c = false, fma = false;  // false where they do not exist
 };
 

@@ -78,7 +78,8 @@ gid_t group_id(const std::string& name) {
   group entry{};
   group* found = nullptr;
   const int error = getgrnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
-  if (found == nullptr) refuse(ExitCode::usage, "socket_group = \"" + name + "\": no such group", "groupadd " + name, error);
+  if (found == nullptr)
+    refuse(ExitCode::usage, "socket_group = \"" + name + "\": no such group", "groupadd " + name, error);
   return entry.gr_gid;
 }
 
@@ -156,7 +157,8 @@ void ListenSocket::bind_fresh(const ListenOptions& options) {
   struct stat status {};
   if (lstat(path_.c_str(), &status) == 0) {
     if (!S_ISSOCK(status.st_mode)) {
-      refuse(ExitCode::usage, path_ + " exists and is not a socket", "move it away, or choose another path with --socket");
+      refuse(ExitCode::usage, path_ + " exists and is not a socket",
+             "move it away, or choose another path with --socket");
     }
     // We hold the lock, so this is a stale socket, unless it belongs to somebody who does not lock, such as systemd.
     if (const auto pid = listener_at(address)) refuse_running(path_, *pid);

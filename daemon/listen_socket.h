@@ -13,22 +13,22 @@ namespace kvq {
 
 struct ListenOptions {
   std::string path;
-  std::string group;     // group that may connect; empty: the socket keeps this process's group
+  std::string group;  // group that may connect; empty: the socket keeps this process's group
   unsigned mode = 0660;
 };
 
 class ListenSocket {
  public:
-  // Listens at once: a client that connects waits until the daemon accepts. A socket handed over by systemd (LISTEN_FDS) is
-  // adopted as it is, with mode and group from its unit. Throws StartupError: already_running when another daemon
-  // serves the path, environment when the machine refuses, usage when path or group cannot be right.
+  // Listens at once: a client that connects waits until the daemon accepts. A socket handed over by systemd
+  // (LISTEN_FDS) is adopted as it is, with mode and group from its unit. Throws StartupError: already_running when
+  // another daemon serves the path, environment when the machine refuses, usage when path or group cannot be right.
   explicit ListenSocket(const ListenOptions& options);
   // Closes the socket, removes it from the file system unless systemd owns it, and gives up the lock.
   ~ListenSocket();
   ListenSocket(const ListenSocket&) = delete;
   ListenSocket& operator=(const ListenSocket&) = delete;
 
-  int fd() const { return fd_; }           // stays owned by this object; non-blocking, close-on-exec
+  int fd() const { return fd_; }             // stays owned by this object; non-blocking, close-on-exec
   bool adopted() const { return adopted_; }  // from systemd
 
  private:

@@ -120,6 +120,8 @@ bool StoreState::seal_command(Session& s, const Command& c) {
                    .serial = c.serial};
   std::copy(std::begin(c.key), std::end(c.key), seal.key.begin());
   t.seals.push_back(seal);
+  const std::uint64_t tokens = (std::uint64_t{c.index} + 1) * kPageTokens;  // a full page is final: its tokens are too
+  sequences_->commit(*sequence, std::max(q.tokens, tokens), now_ms_);
   return true;
 }
 
@@ -137,15 +139,12 @@ bool StoreState::fork_sequence(Session& s, const Command& c) {
   const std::uint16_t inherited = from.flags & kSequenceFloorDense;
   const auto made = new_sequence(s, c.sequence, static_cast<std::uint16_t>(kSequenceRunning | floor | inherited));
   if (!made) return false;
-  const std::uint32_t kept = std::min(from.first_kept, c.index);
+  const SequenceRecord before = sequences_->record(*made);
   for (std::uint32_t i = 0; i < c.index; ++i) {
-    if (i < kept) {
-      KVQ_ASSERT(sequences_->append(*made, kNullPage));
-      sequences_->forget_before(*made, i + 1);
-    } else {
-      KVQ_ASSERT(append_page(*made, sequences_->page(*source, i)));
-    }
+    KVQ_ASSERT(sequences_->append(*made, i < from.first_kept ? kNullPage : sequences_->page(*source, i)));
   }
+  sequences_->forget_before(*made, std::min(from.first_kept, c.index));
+  rehold(before, sequences_->record(*made), *made, std::min(from.first_kept, c.index), c.index);
   return true;
 }
 

@@ -235,6 +235,14 @@ void StoreState::list_merges(const Tenant& t, TenantView& view) const {
   }
 }
 
+// A session without its connection maps no new slab, but a step that it began before may read any page of the tenant.
+bool StoreState::has_cut_off_reader(const Tenant& t) const {
+  return std::any_of(t.sessions.begin(), t.sessions.end(), [this](SessionId id) {
+    const Session& s = *find_session(id);
+    return !s.connected && s.request.maps_slabs && s.segment.open_steps() > 0;
+  });
+}
+
 void StoreState::carry_out(const std::vector<Action>& actions, TickReport& report) {
   for (const Action& action : actions) {
     Tenant& t = tenant_of(action.tenant);
@@ -242,7 +250,7 @@ void StoreState::carry_out(const std::vector<Action>& actions, TickReport& repor
       case ActionKind::transcode:
       case ActionKind::compact: {
         const PageRecord& r = t.pages->record(action.page);
-        if (r.state != PageState::sealed) break;
+        if (r.state != PageState::sealed || has_cut_off_reader(t)) break;
         const bool moves = action.kind == ActionKind::compact;
         const Format to = moves ? r.format : config_.cold_format;
         bool started = start_transcode(t, action.page, to, moves ? std::optional(action.slab) : std::nullopt);

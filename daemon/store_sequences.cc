@@ -117,10 +117,9 @@ Result<std::vector<PageId>> StoreState::attach(SessionId id, SequenceId sequence
   const std::uint16_t flags = static_cast<std::uint16_t>(kSequenceRunning | (floor_dense ? kSequenceFloorDense : 0));
   const std::optional<SequenceIndex> made = new_sequence(*s, sequence, flags);
   if (!made) return Error{Errc::limit_reached, 0, "max_sequences are open"};
-  for (PageId p : chain) {
-    t.pages->touch(p, now_ms_);
-    KVQ_ASSERT(append_page(*made, p));
-  }
+  const SequenceRecord before = sequences_->record(*made);
+  for (PageId p : chain) KVQ_ASSERT(sequences_->append(*made, p));
+  rehold(before, sequences_->record(*made), *made, 0, pages);
   sequences_->commit(*made, std::uint64_t{pages} * kPageTokens, now_ms_);
   t.hit_pages += pages;
   return chain;

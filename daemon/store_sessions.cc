@@ -102,6 +102,9 @@ void StoreState::disconnect(SessionId id) {
   if (s == nullptr || !s->connected) return;
   s->connected = false;
   s->wish = 0;
+  // The pair of the fence in step begin: from here on a scan sees every step that did not see the word.
+  s->segment.words().revoked.store(1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   std::erase_if(notices_, [id](const SlabNotice& n) { return n.session == id; });
   for (const auto& [number, sequence] : s->sequences) {
     set_sequence_flags(sequence, sequences_->record(sequence).flags | kSequenceImmobile);

@@ -203,6 +203,7 @@ class StoreState final : public Store {
   std::uint64_t cold_room(const Tenant& t, std::uint16_t model) const;
   void list_cached(const Tenant& t, std::vector<Victim>& out) const;
   void list_merges(const Tenant& t, TenantView& view) const;
+  bool has_cut_off_reader(const Tenant& t) const;
   void carry_out(const std::vector<Action>& actions, TickReport& report);
   bool drop_page(Tenant& t, PageId page);
   void quantize_asked(TickReport& report);

@@ -120,8 +120,8 @@ gids = [50]
 }
 
 TEST_F(ConfigTest, CommandLineWinsOverFile) {
-  const auto result = parse_file("workers = 3\nlog_level = \"warn\"\n",
-                                 {"--workers", "5", "--quantize-at", "0.25", "--allow-unlisted", "true", "--socket", "7"});
+  const auto result = parse_file("workers = 3\nlog_level = \"warn\"\n", {"--workers", "5", "--quantize-at", "0.25",
+                                                                         "--allow-unlisted", "true", "--socket", "7"});
   ASSERT_TRUE(result.config.has_value()) << result.message;
   EXPECT_EQ(result.config->workers, 5u);
   EXPECT_EQ(result.config->log_level, "warn");
@@ -180,9 +180,10 @@ TEST_F(ConfigTest, OutOfRangeNamesTheRange) {
 }
 
 TEST_F(ConfigTest, DeviceCudaIsRefusedWithTheReason) {
-  EXPECT_EQ(refusal("device = \"cuda\"\n"),
-            "kvqd.toml:1: device = \"cuda\": this kvqd was built without CUDA; set device = \"host\" or install a build "
-            "with CUDA");
+  EXPECT_EQ(
+      refusal("device = \"cuda\"\n"),
+      "kvqd.toml:1: device = \"cuda\": this kvqd was built without CUDA; set device = \"host\" or install a build "
+      "with CUDA");
   EXPECT_THAT(refusal("device = \"tpu\"\n"), HasSubstr("unknown device"));
 }
 
@@ -192,7 +193,8 @@ TEST_F(ConfigTest, SlabsMustDivideTheArena) {
   EXPECT_THAT(refusal("arena_bytes = \"100MiB\"\n"), HasSubstr("must be a multiple of slab_bytes (67108864)"));
   EXPECT_THAT(refusal("slab_bytes = 4096\n"),
               AllOf(StartsWith("default: arena_bytes = 4294967296: is 1048576 slabs"), HasSubstr("raise slab_bytes")));
-  EXPECT_THAT(refusal("arena_bytes = \"128MiB\"\nreserve_slabs = 2\n"), HasSubstr("leaves none beside reserve_slabs (2)"));
+  EXPECT_THAT(refusal("arena_bytes = \"128MiB\"\nreserve_slabs = 2\n"),
+              HasSubstr("leaves none beside reserve_slabs (2)"));
   EXPECT_TRUE(parse_file("arena_bytes = \"128MiB\"\nreserve_slabs = 1\n").config.has_value());
 }
 
@@ -241,7 +243,8 @@ TEST(ParseSizeTest, ReadsUnitsAndRefusesTheRest) {
   EXPECT_EQ(parse_size("256MiB"), 256ull << 20);
   EXPECT_EQ(parse_size("3TiB"), 3ull << 40);
   EXPECT_EQ(parse_size("18446744073709551615"), UINT64_MAX);
-  for (const char* bad : {"", "MiB", "1.5GiB", "-1", "1GB", "1gib", "1GiB ", "1MiBs", "18446744073709551616", "99999999TiB"}) {
+  for (const char* bad :
+       {"", "MiB", "1.5GiB", "-1", "1GB", "1gib", "1GiB ", "1MiBs", "18446744073709551616", "99999999TiB"}) {
     EXPECT_FALSE(parse_size(bad).has_value()) << bad;
   }
 }

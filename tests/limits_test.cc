@@ -48,7 +48,8 @@ TEST(LimitsTest, ArenaAboveMemoryNamesBothNumbers) {
 
 TEST(LimitsTest, LockableMemoryIsJudgedByItsHardSide) {
   EXPECT_FALSE(check_lockable(100, {0, 100}).has_value());
-  EXPECT_THAT(*check_lockable(101, {0, 100}), AllOf(HasSubstr("100 bytes"), HasSubstr("101"), HasSubstr("LimitMEMLOCK")));
+  EXPECT_THAT(*check_lockable(101, {0, 100}),
+              AllOf(HasSubstr("100 bytes"), HasSubstr("101"), HasSubstr("LimitMEMLOCK")));
 }
 
 TEST(LimitsTest, ProcessorMustBeKnownAndLittleEndian) {
@@ -56,6 +57,7 @@ TEST(LimitsTest, ProcessorMustBeKnownAndLittleEndian) {
   EXPECT_THAT(*check_processor({.architecture = "riscv64"}, slow), HasSubstr("is riscv64"));
   EXPECT_THAT(*check_processor({.architecture = "aarch64", .little_endian = false}, slow), HasSubstr("big-endian"));
   EXPECT_FALSE(check_processor({.architecture = "aarch64"}, slow).has_value());
+  EXPECT_THAT(*check_processor({.architecture = "x86_64", .vectors = false}, slow), HasSubstr("SSSE3"));
   EXPECT_FALSE(check_processor({.architecture = "x86_64", .avx2 = true, .f16c = true, .fma = true}, slow).has_value());
   EXPECT_FALSE(slow.has_value());
   EXPECT_FALSE(check_processor({.architecture = "x86_64", .avx2 = true}, slow).has_value());
@@ -75,9 +77,10 @@ TEST(LimitsTest, ControlGroupAndItsParentsAreAsked) {
   EXPECT_THAT(group_limit_files("0::/system.slice/kvqd.service\n"),
               ElementsAre("/sys/fs/cgroup/system.slice/kvqd.service/memory.max",
                           "/sys/fs/cgroup/system.slice/memory.max", "/sys/fs/cgroup/memory.max"));
-  EXPECT_THAT(group_limit_files("5:devices:/\n4:memory:/box\n1:cpu,memory:/\n"),
-              ElementsAre("/sys/fs/cgroup/memory/box/memory.limit_in_bytes",
-                          "/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.limit_in_bytes"));
+  EXPECT_THAT(
+      group_limit_files("5:devices:/\n4:memory:/box\n1:cpu,memory:/\n"),
+      ElementsAre("/sys/fs/cgroup/memory/box/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+                  "/sys/fs/cgroup/memory/memory.limit_in_bytes"));
   EXPECT_THAT(group_limit_files("garbage\n"), ElementsAre());
 }
 

@@ -81,7 +81,8 @@ class ListenSocketTest : public ::testing::Test {
     return std::nullopt;
   }
 
-  // A daemon in another process: returns when it listens. It ends when `gate` (its write end) is closed or it is killed.
+  // A daemon in another process: returns when it listens. It ends when `gate` (its write end) is closed or it is
+  // killed.
   pid_t start_daemon(int& gate) {
     int ready[2], hold[2];
     EXPECT_EQ(pipe2(ready, O_CLOEXEC), 0);

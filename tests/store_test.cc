@@ -333,6 +333,27 @@ TEST(Store, PagesOfALostConnectionStayWhereTheyAre) {
   for (std::uint32_t i = 0; i < 6; ++i) EXPECT_TRUE(other->holds(pages[i], value_of(chain_key(7, i))));
 }
 
+TEST(Store, StepOfALostConnectionKeepsThePagesItMayReadInPlace) {
+  StoreNode node(8);
+  const TenantId tenant = node.tenant("a");
+  auto reader = node.client(tenant), owner = node.client(tenant);
+  SimServer s{node, *owner};
+  const std::vector<PageId> pages = s.grow(1, 7, 6);
+  ASSERT_EQ(pages.size(), 6u);
+  s.park(1);
+  const std::uint64_t step = reader->begin_step();
+  EXPECT_EQ(reader->segment().daemon.revoked.load(), 0u);
+  node.store->disconnect(reader->id);
+  EXPECT_EQ(reader->segment().daemon.revoked.load(), 1u);
+  EXPECT_EQ(node.store->quantize(std::nullopt, 0, false, node.now_ms).pages, 6u);
+  node.ticks(3);
+  for (PageId p : pages) EXPECT_EQ(owner->entry(p).format, Format::dense);
+  reader->end_step(step);
+  node.store->quantize(std::nullopt, 0, false, node.now_ms);
+  node.ticks(3);
+  for (PageId p : pages) EXPECT_EQ(owner->entry(p).format, Format::int4);
+}
+
 TEST(Store, ForkSharesCompletePagesAndTruncateGivesUpTheRest) {
   StoreNode node(8);
   const TenantId tenant = node.tenant("a");

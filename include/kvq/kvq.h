@@ -273,7 +273,8 @@ KVQ_API kvq_status kvq_lost_pages(kvq_model* model, uint64_t since, int32_t* pag
 /* --- steps --------------------------------------------------------------------------------------------------------- */
 
 /* One forward pass. Between begin and end nothing that append and attend may touch is reused, moved pages included. At least 4 and
- * at most 64 steps of a session may be in flight. Errors: LIMIT_REACHED. */
+ * at most 64 steps of a session may be in flight. Errors: LIMIT_REACHED; DAEMON_GONE when the daemon lives but let this session go
+ * (its connection broke): steps already open may end. While the daemon itself is down, steps go on. */
 KVQ_API kvq_status kvq_step_begin(kvq_model* model, uint64_t* step);
 /* stream: NULL on the host device. */
 KVQ_API kvq_status kvq_step_end(kvq_model* model, uint64_t step, void* stream);

@@ -42,6 +42,7 @@ struct DaemonWords {
   std::atomic<std::uint32_t> credits_wanted_back;            // pages the daemon asks the session to return
   std::atomic<std::uint32_t> credits_target;                 // pages the daemon tries to keep in the magazine
   std::atomic<std::uint32_t> draining;                       // 1: nothing new is admitted
+  std::atomic<std::uint32_t> revoked;                        // 1: the connection is lost; no step may begin, open ones may end
   alignas(64) std::atomic<std::uint64_t> lost_pages;         // count of this session's pages lost so far
   std::atomic<std::uint64_t> commands_refused;               // commands that named something the session does not own
   std::uint8_t reserved[4096 - 128];
@@ -49,9 +50,10 @@ struct DaemonWords {
 static_assert(sizeof(DaemonWords) == 4096);
 
 // One step in flight. Step serial s (1, 2, 3 ...) uses slot s % kStepSlots. Open while begun != ended.
-// Begin: epoch = directory epoch (relaxed), begun = serial (release), then a seq_cst fence, only then directory reads.
+// Begin: epoch = directory epoch (relaxed), begun = serial (release), then a seq_cst fence, only then directory reads; if
+// `revoked` is set by then, the step ends at once: the daemon stops minding this session when no step of it is open.
 // End: ended = serial (release), after the last read; on a GPU a stream-ordered write does it.
-// The other half of the fence pair is Store's retire (daemon/store.cc): publish, fence, scan.
+// The other half of the fence pair is in the daemon (daemon/shm/directory_writer.h, advance_epoch): publish, fence, scan.
 struct alignas(64) StepSlot {
   std::atomic<std::uint64_t> epoch;
   std::atomic<std::uint64_t> begun;
@@ -84,7 +86,7 @@ enum class CommandKind : std::uint16_t {
   take = 2,          // magazine page `page` becomes page `index` of the sequence (index = its present page count)
   commit = 3,        // `index` tokens of the sequence are final (recency and window policy)
   seal = 4,          // page `page` at `index` is complete: sealed once step `serial` of session `argument` (0: own) has ended.
-                     // key: its prefix key; flags: kPrivate keeps it out of the prefix table
+                     // key: its prefix key; flags: kPrivate keeps it out of the prefix table. Commits its tokens, too
   truncate = 5,      // the first `index` pages stay
   drop_before = 6,   // pages below `index` are given up; their places in the block table become the null page
   fork = 7,          // `sequence` is new and shares the first `index` pages (all sealed) of sequence `argument`

@@ -112,8 +112,8 @@ void decode(benchmark::State& state, Format format, std::uint32_t d, std::uint32
   state.SetBytesProcessed(state.iterations() * pages * static_cast<std::int64_t>(p.page_bytes));
 }
 
-// The ceiling: every byte of the same pages, one block after the other, into a few sums, asked for some lines ahead (also
-// across pages), as a reader that knows its block table can.
+// The ceiling: every byte of the same pages, one block after the other, into a few sums, asked for some lines ahead
+// (also across pages), as a reader that knows its block table can.
 void read_pages(benchmark::State& state, Format format, std::uint32_t d) {
   constexpr std::size_t kAheadBytes = 2048;
   Pool& p = pool(format, d);

@@ -33,7 +33,7 @@ class SegmentTest : public ::testing::Test {
   std::unique_ptr<DirectoryHeader> directory_ = std::make_unique<DirectoryHeader>();
   const int doorbell_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   Rings rings_{*segment_, doorbell_};
-  Steps steps_{segment_->step, *directory_};
+  Steps steps_{*segment_, *directory_};
 };
 
 TEST_F(SegmentTest, CreditsComeOutInOrderAcrossTheRingsEnd) {

@@ -33,7 +33,8 @@ class EventLoopTest : public ::testing::Test {
   // Runs until `done`, at most ten seconds.
   void run_until(std::function<bool()> done) {
     auto pair = kj::newPromiseAndFulfiller<void>();
-    auto limit = io.provider->getTimer().afterDelay(10 * kj::SECONDS).then([] { KJ_FAIL_REQUIRE("ten seconds passed"); });
+    auto limit =
+        io.provider->getTimer().afterDelay(10 * kj::SECONDS).then([] { KJ_FAIL_REQUIRE("ten seconds passed"); });
     auto watch = loop->every(1, [&] {
       if (done()) pair.fulfiller->fulfill();
     });
@@ -172,7 +173,8 @@ TEST_F(EventLoopTest, EventfdWrittenByAnotherThreadWakesTheLoop) {
 }
 
 TEST_F(EventLoopTest, UnreadDescriptorIsReportedAgainAndStarvesNobody) {
-  // Level-triggered: a body that does not read is called again, and KJ's own timer still gets its turn (else this hangs).
+  // Level-triggered: a body that does not read is called again, and KJ's own timer still gets its turn (else this
+  // hangs).
   const int fd = new_eventfd();
   int calls = 0;
   auto watch = loop->on_readable(fd, [&] { ++calls; });
@@ -380,13 +382,10 @@ TEST_F(EventLoopTest, PromisesThatAreNeverIdleDoNotStarveLibuv) {
   auto watch = loop->every(1, [&] { ++ticks; });
   std::function<kj::Promise<void>()> trip = [&]() -> kj::Promise<void> {
     if (trips >= 2000 && ticks >= 10) return kj::READY_NOW;
-    return pipe.ends[0]
-        ->write("x", 1)
-        .then([&] { return pipe.ends[1]->read(&byte, 1); })
-        .then([&] {
-          ++trips;
-          return trip();
-        });
+    return pipe.ends[0]->write("x", 1).then([&] { return pipe.ends[1]->read(&byte, 1); }).then([&] {
+      ++trips;
+      return trip();
+    });
   };
   loop->run(trip());
   EXPECT_GE(ticks, 10);

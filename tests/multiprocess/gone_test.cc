@@ -1,9 +1,12 @@
 // A daemon that vanishes, and a process that forks: running work goes on, everything else says so clearly.
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <thread>
@@ -51,6 +54,37 @@ TEST(DaemonGone, BlockedCallWakesAndAttentionGoesOn) {
   EXPECT_EQ(kvq_sequence_open(tiny.get(), nullptr, 0, nullptr, nullptr, &child), KVQ_ERR_DAEMON_GONE);
   EXPECT_EQ(kvq_credits_request(tiny.get(), 1, 0), KVQ_ERR_DAEMON_GONE);
   EXPECT_EQ(tiny.attend_and_check(sequence.block_table(), 100, 1, test_seed()).exact, 1u);
+}
+
+// This process's end of the connection to the daemon at `path`, found by its peer's name.
+int connection_to(const std::string& path) {
+  for (int fd = 3; fd < 1024; ++fd) {
+    sockaddr_un peer{};
+    socklen_t bytes = sizeof(peer);
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &bytes) == 0 && peer.sun_family == AF_UNIX &&
+        path == peer.sun_path) {
+      return fd;
+    }
+  }
+  return -1;
+}
+
+TEST(DaemonGone, CutConnectionLetsOpenStepsEndAndNoneBegin) {
+  DaemonProcess daemon(calm_settings());
+  TinyModel tiny(daemon.socket(), {});
+  std::uint64_t open = 0, next = 0;
+  check(kvq_step_begin(tiny.get(), &open));
+  const int connection = connection_to(daemon.socket());
+  ASSERT_GE(connection, 0);
+  ASSERT_EQ(::shutdown(connection, SHUT_RDWR), 0);
+  kvq_status begun = KVQ_OK;
+  for (const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+       begun == KVQ_OK && std::chrono::steady_clock::now() < until; std::this_thread::yield()) {
+    begun = kvq_step_begin(tiny.get(), &next);
+    if (begun == KVQ_OK) check(kvq_step_end(tiny.get(), next, nullptr));
+  }
+  EXPECT_EQ(begun, KVQ_ERR_DAEMON_GONE) << kvq_last_error();
+  EXPECT_EQ(kvq_step_end(tiny.get(), open, nullptr), KVQ_OK);
 }
 
 TEST(DaemonGone, StaleSocketIsNoDaemon) {
