@@ -26,11 +26,14 @@ namespace kvq::client {
 
 class Deadline {
  public:
-  explicit Deadline(std::uint64_t ms) : until_(std::chrono::steady_clock::now() + std::chrono::milliseconds(ms)) {}
+  // 0 ms has passed already, and reads no clock.
+  explicit Deadline(std::uint64_t ms) {
+    if (ms != 0) until_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
+  }
   std::uint32_t left_ms() const;  // rounded up; 0 when it has passed
 
  private:
-  std::chrono::steady_clock::time_point until_;
+  std::chrono::steady_clock::time_point until_{};
 };
 
 class Model {
