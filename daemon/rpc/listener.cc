@@ -12,6 +12,7 @@
 #include <cstring>
 #include <set>
 
+#include "daemon/rpc/gated_stream.h"
 #include "daemon/rpc/session.h"
 
 namespace kvq {
@@ -20,7 +21,8 @@ namespace {
 constexpr unsigned kFdsPerMessage = 1;                 // 0 would drop outgoing descriptors too
 constexpr std::uint64_t kMessageWords = 128 * 1024;    // 1 MiB: many times the largest request
 constexpr std::size_t kCallWordsInFlight = 64 * 1024;  // of unanswered requests
-constexpr std::size_t kUnreadBytes = 16 << 20;         // of replies that a peer does not fetch
+constexpr std::size_t kUnreadReplies = 1024;   // replies that a peer has not fetched: it is not read until it has
+constexpr std::size_t kUnreadBytes = 1 << 20;  // likewise
 constexpr int kAcceptsPerTurn = 16;
 constexpr std::uint32_t kRootReserve = 16;
 constexpr std::uint64_t kSweepMs = 1000;
@@ -37,13 +39,16 @@ struct Connection {
   Connection(kj::Own<kj::AsyncCapabilityStream> socket, wire::Node::Client node, std::shared_ptr<Process> owner)
       : process(std::move(owner)),
         stream(kj::mv(socket)),
-        network(*stream, kFdsPerMessage, capnp::rpc::twoparty::Side::SERVER, bounded_messages()),
+        network(stream, kFdsPerMessage, capnp::rpc::twoparty::Side::SERVER, bounded_messages()),
         system(capnp::makeRpcServer(network, kj::mv(node))) {
     system.setFlowLimit(kCallWordsInFlight);
+    stream.set_full([this] {
+      return network.getCurrentQueueCount() >= kUnreadReplies || network.getCurrentQueueSize() >= kUnreadBytes;
+    });
   }
 
   std::shared_ptr<Process> process;
-  kj::Own<kj::AsyncCapabilityStream> stream;
+  GatedStream stream;
   capnp::TwoPartyVatNetwork network;
   capnp::RpcSystem<capnp::rpc::twoparty::VatId> system;
 };
@@ -167,7 +172,7 @@ class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
   void sweep() {
     for (Connection* c : connections_) {
       const auto waited_ms = c->network.getOutgoingMessageWaitTime() / kj::MILLISECONDS;
-      if (waited_ms < options_.stalled_write_ms && c->network.getCurrentQueueSize() < kUnreadBytes) continue;
+      if (waited_ms < options_.stalled_write_ms) continue;
       options_.log("event=replies_not_read action=disconnect pid=" + std::to_string(c->process->peer.pid) +
                    " queued_bytes=" + std::to_string(c->network.getCurrentQueueSize()));
       c->process->cut();
