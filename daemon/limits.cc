@@ -100,7 +100,7 @@ Problem check_memory(std::uint64_t arena_bytes, std::uint64_t limit_bytes, std::
 Problem check_lockable(std::uint64_t arena_bytes, Limit locked_bytes) {
   if (arena_bytes <= locked_bytes.hard) return std::nullopt;
   return "lock_memory is set, but RLIMIT_MEMLOCK is " + number(locked_bytes.hard) + " bytes and the arena " +
-         number(arena_bytes) + ": pages may be swapped; set LimitMEMLOCK=infinity in the unit";
+         number(arena_bytes) + ": set LimitMEMLOCK=infinity in the unit, or lock_memory = false";
 }
 
 Problem check_processor(const Processor& processor, Problem& slow) {
@@ -199,11 +199,13 @@ std::vector<std::string> check_environment(const Needs& needs) {
     if (setrlimit(RLIMIT_NOFILE, &raised) != 0) refuse(check_descriptors(needed, {descriptors.soft, descriptors.soft}));
   }
   if (needs.lock_memory) {
-    if (const auto problem = check_lockable(needs.arena_bytes, read_limit(RLIMIT_MEMLOCK))) {
-      warnings.push_back(*problem);
-    } else if (mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT) != 0) {
-      warnings.push_back(std::string("lock_memory is set, but mlockall failed: ") + std::strerror(errno) +
-                         ": pages may be swapped; give the unit CAP_IPC_LOCK or LimitMEMLOCK=infinity");
+    const rlimit unlimited{RLIM_INFINITY, RLIM_INFINITY};
+    if (setrlimit(RLIMIT_MEMLOCK, &unlimited) != 0) {  // only a privileged kvqd may raise it
+      refuse(check_lockable(needs.arena_bytes, read_limit(RLIMIT_MEMLOCK)));
+    }
+    if (mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT) != 0) {
+      refuse(std::string("lock_memory is set, but mlockall failed: ") + std::strerror(errno) +
+             ": give the unit CAP_IPC_LOCK or LimitMEMLOCK=infinity, or set lock_memory = false");
     }
   }
   return warnings;

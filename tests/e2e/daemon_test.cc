@@ -1,4 +1,7 @@
 // The real kvqd: how it starts, refuses to start, and ends.
+#include <linux/capability.h>
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <memory>
 
@@ -102,6 +105,21 @@ TEST(Daemon, MemfdsThatMayNotGrowAreNamedAtTheStart) {
       run(directory, {KVQD_PATH, "--socket", directory.file("s"), "--arena-bytes", "16MiB", "--slab-bytes", "1MiB"}, {},
           starve),
       4, {"memfd", "RLIMIT_FSIZE is 4096"});
+}
+
+TEST(Daemon, LockedMemoryThatMayNotBeHadIsNamedAtTheStart) {
+  Directory directory;
+  const auto starve = [] {  // also without root's right to exceed it
+    ::prctl(PR_CAPBSET_DROP, CAP_SYS_RESOURCE);
+    ::prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK);
+    const rlimit tiny{65536, 65536};
+    ::setrlimit(RLIMIT_MEMLOCK, &tiny);
+  };
+  expect_refused(run(directory,
+                     {KVQD_PATH, "--socket", directory.file("s"), "--arena-bytes", "16MiB", "--slab-bytes", "1MiB",
+                      "--lock-memory", "true"},
+                     {}, starve),
+                 4, {"RLIMIT_MEMLOCK is 65536", "LimitMEMLOCK=infinity"});
 }
 
 TEST(Daemon, CheckConfigOnlyChecks) {
