@@ -51,7 +51,7 @@ struct Config {
   Format cold_format = Format::int4;        // what quantizing makes of a dense page
   std::string admin_group;                  // group of operators; empty: only root and the daemon's user
   std::string log_level = "info";           // trace, debug, info, warn, error, off
-  std::uint32_t workers = 2;                // threads that transcode and create slabs
+  std::uint32_t workers = 2;                // threads that transcode
   bool lock_memory = false;                 // keep pages out of swap (needs RLIMIT_MEMLOCK)
   std::vector<TenantConfig> tenants;
   bool allow_unlisted = true;              // a peer of no tenant gets one of its own, by uid

@@ -93,7 +93,7 @@ constexpr SettingRule kRules[] = {
     {"cold_format", ValueKind::text, "what quantizing makes: int4, int4_k4, int4_k8, k8v4", set_cold_format},
     {"admin_group", ValueKind::text, "group that may use kvqctl's changing verbs", set_text<&Config::admin_group>},
     {"log_level", ValueKind::text, "trace, debug, info, warn, error, off", set_log_level},
-    {"workers", ValueKind::integer, "threads that transcode and create slabs", set_integer<&Config::workers, 1, 128>},
+    {"workers", ValueKind::integer, "threads that transcode", set_integer<&Config::workers, 1, 128>},
     {"lock_memory", ValueKind::boolean, "keep pages out of swap", set_boolean<&Config::lock_memory>},
     {"allow_unlisted", ValueKind::boolean, "give peers of no tenant one by uid (default: only if none is configured)",
      set_boolean<&Config::allow_unlisted>},
