@@ -37,7 +37,6 @@ TickReport StoreState::tick(std::uint64_t now_ms) {
   submit_jobs();
   fill_targets(report);
   for (auto& [id, s] : sessions_) update_words(*s);
-  for (auto& t : tenants_) t->directory.set_pressure(level_of(*t));
   deliver_notices();
 
   report.level = arena_level_;

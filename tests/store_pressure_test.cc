@@ -306,7 +306,6 @@ TEST(StorePressure, UnusedCreditsAreAskedBack) {
   node.tick();
   EXPECT_EQ(idle->segment().daemon.credits_wanted_back.load(), 3u);
   EXPECT_EQ(idle->segment().daemon.pressure_level.load(), static_cast<std::uint32_t>(PressureLevel::refuse));
-  EXPECT_EQ(idle->header().pressure_level.load(), static_cast<std::uint32_t>(PressureLevel::refuse));
 }
 
 TEST(StorePressure, SessionWhoseStepNeverEndsGetsNoNewPagesPastTheDeadline) {

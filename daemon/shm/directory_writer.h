@@ -34,10 +34,6 @@ class DirectoryWriter {
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
 
-  void set_pressure(PressureLevel level) {
-    header().pressure_level.store(static_cast<std::uint32_t>(level), std::memory_order_relaxed);
-  }
-
   int read_only_descriptor() const { return memory_.read_only_descriptor(); }
   int descriptor() const { return memory_.descriptor(); }
 

@@ -58,11 +58,10 @@ struct alignas(64) DirectoryHeader {
   std::uint64_t slab_bytes;
   std::uint64_t prefix_buckets; // size of the prefix table (prefix_table.h), a power of two
   alignas(64) std::atomic<std::uint64_t> epoch;
-  alignas(64) std::atomic<std::uint32_t> pressure_level;  // PressureLevel
-  std::uint8_t reserved1[4096 - 132];
+  std::uint8_t reserved1[4096 - 72];
 };
 static_assert(sizeof(std::atomic<std::uint64_t>) == 8 && std::atomic<std::uint64_t>::is_always_lock_free);
-static_assert(offsetof(DirectoryHeader, epoch) == 64 && offsetof(DirectoryHeader, pressure_level) == 128);
+static_assert(offsetof(DirectoryHeader, epoch) == 64);
 static_assert(sizeof(DirectoryHeader) == 4096);
 
 using DirectoryEntry = std::atomic<std::uint64_t>;  // a packed Entry
