@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kvq/kill_point.h"
+#include "kvq/ring_protocol.h"
 #include "kvq/segment.h"
 
 namespace kvq::client {
@@ -26,7 +28,7 @@ class Rings {
 
   // Unused pages at hand, as the daemon's word says now.
   std::uint32_t credits() {
-    given_ = segment_.magazine.produced.load(std::memory_order_acquire);
+    given_ = ring_produced<SharedMemory>(segment_.magazine);
     return known_credits();
   }
   // Whether `pages` unused ones are at hand. Looks at the daemon's word only when the copy of it is not enough, since
@@ -35,8 +37,8 @@ class Rings {
 
   // Precondition: has_credits(1).
   MagazineItem pop_credit() {
-    const MagazineItem item = segment_.magazine.item[consumed_ % kMagazineSlots];
-    segment_.magazine.consumed.store(++consumed_, std::memory_order_release);
+    const MagazineItem item = ring_pop<SharedMemory>(segment_.magazine, consumed_);
+    kill_point(KillPoint::client_credit_popped);
     return item;
   }
 
@@ -47,8 +49,10 @@ class Rings {
 
   // Precondition: has_room(1).
   void push(const Command& command) {
-    segment_.commands.item[produced_ % kCommandSlots] = command;
-    segment_.commands.produced.store(++produced_, std::memory_order_release);
+    ring_write<SharedMemory>(segment_.commands, produced_, command);
+    kill_point(KillPoint::client_command_written);
+    show_produced<SharedMemory>(segment_.commands, ++produced_);
+    kill_point(KillPoint::client_command_pushed);
   }
 
   // After a group of pops and pushes.
@@ -74,7 +78,7 @@ class Rings {
     return static_cast<std::uint32_t>(std::min<std::uint64_t>(produced_ - taken_, kCommandSlots));
   }
   std::uint32_t waiting_commands() {
-    taken_ = segment_.commands.consumed.load(std::memory_order_acquire);
+    taken_ = ring_consumed<SharedMemory>(segment_.commands);
     return known_waiting();
   }
 

@@ -1,8 +1,7 @@
 // Steps: what keeps the places of pages from being reused while a forward pass may read them.
 //
-// Invariant: step s uses slot s % kStepSlots, open while begun != ended. begin() stores the epoch, then `begun`, then
-// fences, and only then may the caller read the directory; the other half of that fence is where the daemon retires
-// (daemon/shm/directory_writer.h). A slot is begun again only after its step has ended.
+// Invariant: step s uses slot s % kStepSlots, open while begun != ended; between begin() and end() the caller may read
+// the directory and what it names (kvq/step_protocol.h). A slot is begun again only after its step has ended.
 #pragma once
 
 #include <atomic>

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/host_kernels.h"
+#include "kvq/step_protocol.h"
 
 namespace kvq {
 
@@ -14,7 +15,7 @@ inline Error lookup_page(const PageSource& pages, std::int64_t id, Entry& entry)
     return {};
   }
   if (id < 0 || id >= pages.capacity) return {Errc::stale_id, 0, "page id is outside the directory"};
-  entry = unpack_entry(pages.entries[id].load(std::memory_order_acquire));
+  entry = unpack_entry(load_entry<SharedMemory>(pages.entries[id]));
   switch (entry.state) {
     case EntryState::open:
     case EntryState::sealed:

@@ -1,5 +1,4 @@
-// Linear probing as find_prefix reads it. The writer's order per bucket (value 0, fence, tag, value with release) is
-// the other half of the reader's value-tag-fence-value in kvq/prefix_table.h.
+// Linear probing as find_prefix reads it; how one bucket is written and read is in kvq/prefix_table.h.
 #include "daemon/core/prefix_index.h"
 
 #include <bit>
@@ -19,6 +18,14 @@ std::uint64_t value_of(const PageRecord& record, PageId page) {
 
 PrefixIndex::PrefixIndex(std::span<Bucket> buckets, PageTable& pages) : buckets_(buckets), pages_(pages) {
   KVQ_ASSERT(std::has_single_bit(buckets.size()));
+}
+
+void PrefixIndex::adopt() {
+  size_ = 0;
+  for (std::uint32_t i = 1; i < pages_.capacity(); ++i) {
+    if ((pages_.record(PageId{i}).flags & kPageIndexed) != 0) ++size_;
+  }
+  rebuild();
 }
 
 PageId PrefixIndex::find(const Key& key) const {
@@ -52,11 +59,7 @@ bool PrefixIndex::put(PageId page) {
     const std::uint64_t value = b.value.load(std::memory_order_relaxed);
     if (value != 0 && value != kTombstone) continue;
     if (value == kTombstone) --tombstones_;
-    b.value.store(0, std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_release);
-    b.tag[0].store(key_word(record.key, 0), std::memory_order_relaxed);
-    b.tag[1].store(key_word(record.key, 1), std::memory_order_relaxed);
-    b.value.store(value_of(record, page), std::memory_order_release);
+    name_bucket<SharedMemory>(b, key_word(record.key, 0), key_word(record.key, 1), value_of(record, page));
     return true;
   }
   return false;

@@ -18,6 +18,8 @@ class PrefixIndex {
  public:
   // `buckets`: a power of two of them, all zero; they outlive the index.
   PrefixIndex(std::span<Bucket> buckets, PageTable& pages);
+  // Writes the buckets anew from the records, whatever they hold; readers may look meanwhile, and miss.
+  void adopt();
 
   // The indexed page with exactly this content, or the null page.
   PageId find(const Key& key) const;

@@ -47,7 +47,7 @@ KVQ_HD constexpr Entry unpack_entry(std::uint64_t word) {
 inline constexpr std::uint64_t kDirectoryMagic = 0x0100'5249'4451'564b;  // "KVQDIR\0\1" in memory
 
 // Daemon: writes. Clients: map read-only. `epoch` is this tenant's global epoch (only this tenant's slots are guarded by
-// it, so no timing crosses tenants). Readers load it with acquire order when a step begins.
+// it, so no timing crosses tenants). How it is read and advanced: kvq/step_protocol.h.
 struct alignas(64) DirectoryHeader {
   std::uint64_t magic;
   std::uint32_t version;        // kContractVersion

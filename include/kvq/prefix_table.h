@@ -15,6 +15,7 @@
 #include <array>
 #include <atomic>
 
+#include "kvq/memory_site.h"
 #include "kvq/types.h"
 
 namespace kvq {
@@ -44,6 +45,32 @@ struct Bucket {
 static_assert(sizeof(Bucket) == 32);
 inline constexpr std::uint64_t kTombstone = ~std::uint64_t{0};
 
+// The two halves of a bucket's protocol. The daemon names an empty or removed bucket:
+template <typename Memory, typename B>
+void name_bucket(B& bucket, std::uint64_t tag0, std::uint64_t tag1, std::uint64_t value) {
+  Memory::store(bucket.value, 0, std::memory_order_relaxed, Site::plain);
+  Memory::fence(std::memory_order_release, Site::bucket_cleared);
+  Memory::store(bucket.tag[0], tag0, std::memory_order_relaxed, Site::plain);
+  Memory::store(bucket.tag[1], tag1, std::memory_order_relaxed, Site::plain);
+  Memory::store(bucket.value, value, std::memory_order_release, Site::bucket_named);
+}
+
+// A reader's look at one: its value, and whether it stands under this tag.
+struct BucketView {
+  std::uint64_t value;
+  bool matches;
+};
+template <typename Memory, typename B>
+BucketView view_bucket(const B& bucket, std::uint64_t tag0, std::uint64_t tag1) {
+  const std::uint64_t value = Memory::load(bucket.value, std::memory_order_acquire, Site::bucket_seen);
+  if (value == 0 || value == kTombstone || Memory::load(bucket.tag[0], std::memory_order_relaxed, Site::plain) != tag0 ||
+      Memory::load(bucket.tag[1], std::memory_order_relaxed, Site::plain) != tag1) {
+    return {value, false};
+  }
+  Memory::fence(std::memory_order_acquire, Site::bucket_checked);
+  return {value, Memory::load(bucket.value, std::memory_order_relaxed, Site::plain) == value};
+}
+
 struct PrefixHit {
   PageId page = kNullPage;
   std::uint16_t generation = 0;
@@ -59,14 +86,10 @@ inline std::uint64_t key_word(const Key& key, int i) {
 inline PrefixHit find_prefix(const PrefixHeader& header, const Bucket* buckets, const Key& key) {
   const std::uint64_t tag0 = key_word(key, 0), tag1 = key_word(key, 1), mask = header.buckets - 1;
   for (std::uint32_t i = 0; i < kMaxProbe; ++i) {
-    const Bucket& b = buckets[(key_word(key, 2) + i) & mask];
-    const std::uint64_t value = b.value.load(std::memory_order_acquire);
-    if (value == 0) return {};
-    if (value == kTombstone) continue;
-    if (b.tag[0].load(std::memory_order_relaxed) != tag0 || b.tag[1].load(std::memory_order_relaxed) != tag1) continue;
-    std::atomic_thread_fence(std::memory_order_acquire);
-    if (b.value.load(std::memory_order_relaxed) != value) continue;
-    return {PageId{static_cast<std::uint32_t>(value)}, static_cast<std::uint16_t>(value >> 32)};
+    const BucketView seen = view_bucket<SharedMemory>(buckets[(key_word(key, 2) + i) & mask], tag0, tag1);
+    if (seen.value == 0) return {};
+    if (!seen.matches) continue;
+    return {PageId{static_cast<std::uint32_t>(seen.value)}, static_cast<std::uint16_t>(seen.value >> 32)};
   }
   return {};
 }

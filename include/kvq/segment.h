@@ -50,10 +50,7 @@ struct DaemonWords {
 static_assert(sizeof(DaemonWords) == 4096);
 
 // One step in flight. Step serial s (1, 2, 3 ...) uses slot s % kStepSlots. Open while begun != ended.
-// Begin: epoch = directory epoch (relaxed), begun = serial (release), then a seq_cst fence, only then directory reads; if
-// `revoked` is set by then, the step ends at once: the daemon stops minding this session when no step of it is open.
-// End: ended = serial (release), after the last read; on a GPU a stream-ordered write does it.
-// The other half of the fence pair is in the daemon (daemon/shm/directory_writer.h, advance_epoch): publish, fence, scan.
+// How it is written and scanned: kvq/step_protocol.h. On a GPU a stream-ordered write stores `ended`.
 struct alignas(64) StepSlot {
   std::atomic<std::uint64_t> epoch;
   std::atomic<std::uint64_t> begun;
@@ -62,8 +59,7 @@ struct alignas(64) StepSlot {
 };
 static_assert(sizeof(StepSlot) == 64);
 
-// Single producer, single consumer. `produced` and `consumed` only grow; item i is at i % N. The producer stores the item,
-// then produced (release); the consumer loads produced (acquire), then the item, then stores consumed (release).
+// Single producer, single consumer (kvq/ring_protocol.h). `produced` and `consumed` only grow; item i is at i % N.
 template <typename T, std::uint32_t N>
 struct Ring {
   static_assert((N & (N - 1)) == 0);

@@ -22,8 +22,8 @@ struct Index {
   PageId add(const Key& key, PageId parent = kNullPage) {
     const PageId page = table.allocate({SlabId{0}, SlotIndex{0}, Format::dense}, 1, SessionId{1}, 1);
     table.move(page, PageState::open);
-    table.move(page, PageState::sealing);
-    table.set_key(page, key);
+    table.set_seal(page, {.key = key});
+    table.confirm_key(page);
     named = index.insert(page, parent);
     table.move(page, PageState::sealed);
     return page;
