@@ -11,8 +11,6 @@
 namespace kvq {
 namespace {
 
-constexpr std::uint32_t kMaxModels = 128;  // different geometries in use at one time
-
 // Start-up only: no memory here means that kvqd cannot run.
 template <typename T>
 T must(Result<T> result) {
@@ -20,29 +18,29 @@ T must(Result<T> result) {
   return std::move(*result);
 }
 
-std::uint64_t chunks_for(const StoreConfig& config) {
-  // Each sequence may waste most of one chunk; forks let the tables name each page several times.
-  return config.max_sequences + 8 * (config.max_pages / kChunkPages + 1);
-}
-
 }  // namespace
 
-std::unique_ptr<Store> Store::create(const StoreConfig& config, Device& device, DeliverNotice deliver,
-                                     LogDecision log) {
-  return std::make_unique<StoreState>(config, device, std::move(deliver), std::move(log));
+std::unique_ptr<Store> Store::create(const StoreConfig& config, Device& device, DeliverNotice deliver, LogDecision log,
+                                     Keeper* keeper, std::string adopt_refused) {
+  auto state = std::make_unique<StoreState>(config, device, std::move(deliver), std::move(log), keeper,
+                                            must(create_tables(config, device, keeper)));
+  state->note_refused(std::move(adopt_refused));
+  return state;
 }
 
-StoreState::StoreState(const StoreConfig& config, Device& device, DeliverNotice deliver, LogDecision log)
+StoreState::StoreState(const StoreConfig& config, Device& device, DeliverNotice deliver, LogDecision log,
+                       Keeper* keeper, StoreTables tables)
     : config_(config),
       device_(device),
       deliver_(std::move(deliver)),
       log_(std::move(log)),
-      model_file_(must(TableFile<ModelRecord>::create("kvq-models", TableKind::models, TenantId{}, kMaxModels))),
-      sequence_file_(must(TableFile<SequenceRecord>::create("kvq-sequences", TableKind::sequences, TenantId{},
-                                                            config.max_sequences + std::uint64_t{1}))),
-      chunk_file_(must(TableFile<TableChunk>::create("kvq-chunks", TableKind::chunks, TenantId{}, chunks_for(config)))),
-      layouts_(std::make_unique<Layouts>(model_file_.records())),
-      sequences_(std::make_unique<SequenceTable>(sequence_file_.records(), chunk_file_.records())),
+      keeper_(keeper),
+      tables_(std::move(tables)),
+      journal_(tables_.journal.records()),
+      layouts_(std::make_unique<Layouts>(tables_.models.records())),
+      sequences_(std::make_unique<SequenceTable>(tables_.sequences.records(), tables_.chunks.records(),
+                                                 region(TableKind::sequences, tables_.sequences.bytes()),
+                                                 region(TableKind::chunks, tables_.chunks.bytes()))),
       pool_(device.slabs(), device.slab_bytes(), config.reserve_slabs),
       slab_use_(device.slabs()) {
   if (!valid(config.watermarks)) throw std::invalid_argument("watermarks are not in order");
@@ -51,24 +49,50 @@ StoreState::StoreState(const StoreConfig& config, Device& device, DeliverNotice 
 }
 
 TenantId StoreState::add_tenant(const TenantSpec& spec) {
-  KVQ_ASSERT(!find_tenant(spec.name) && spec.share > 0);
+  KVQ_ASSERT(spec.share > 0 && !spec.name.empty() && spec.name.size() < sizeof(TenantRecord::name));
+  if (const std::optional<TenantId> known = find_tenant(spec.name)) {
+    Tenant& t = tenant_of(*known);
+    KVQ_ASSERT(adopt_.adopted && !t.configured);
+    const auto salt = spec.random_salt ? t.spec.salt : spec.salt;
+    t.spec = spec;
+    t.spec.salt = salt;
+    t.pages->set_quantizable(!spec.floor_dense);
+    ledger_.set_quota(*known, spec.quota_bytes);
+    write_tenant(t);
+    return *known;
+  }
+  if (tenants_.size() >= kMaxTenants) throw std::runtime_error("more than 1024 tenants");
   const TenantId id{static_cast<std::uint32_t>(tenants_.size() + 1)};
   auto t = std::make_unique<Tenant>();
   t->id = id;
   t->spec = spec;
-  const std::uint64_t buckets = std::bit_ceil(std::uint64_t{config_.max_pages} * 2);
-  t->directory = must(DirectoryWriter::create({.tenant = id,
-                                               .capacity = config_.max_pages,
-                                               .arena_bytes = device_.arena_bytes(),
-                                               .slab_bytes = device_.slab_bytes(),
-                                               .prefix_buckets = buckets}));
-  t->page_file = must(TableFile<PageRecord>::create("kvq-pages", TableKind::pages, id, config_.max_pages));
-  t->prefix_file = must(PrefixFile::create(id, buckets));
-  t->pages = std::make_unique<PageTable>(t->page_file.records(), !spec.floor_dense);
+  add_files(*t, must(create_tenant_files(config_, device_, id, keeper_)));
+  t->pages = std::make_unique<PageTable>(t->page_file.records(), !spec.floor_dense,
+                                         region(TableKind::pages, t->page_file.bytes(), id));
   t->prefix = std::make_unique<PrefixIndex>(t->prefix_file.buckets(), *t->pages);
   ledger_.open_account(spec.quota_bytes);
+  write_tenant(*t);
   tenants_.push_back(std::move(t));
   return id;
+}
+
+void StoreState::add_files(Tenant& t, TenantFiles files) {
+  t.page_file = std::move(files.pages);
+  t.directory = std::move(files.directory);
+  t.prefix_file = std::move(files.prefix);
+}
+
+// A name is written once; the numbers beside it may be of either daemon after a crash, and the configuration's win.
+void StoreState::write_tenant(Tenant& t) {
+  TenantRecord& r = tables_.tenants.records()[raw(t.id) - 1];
+  if (r.live == 0) t.spec.name.copy(r.name, sizeof(r.name) - 1);
+  std::copy(t.spec.salt.begin(), t.spec.salt.end(), r.salt);
+  r.quota_bytes = t.spec.quota_bytes;
+  r.share = t.spec.share;
+  r.floor_dense = t.spec.floor_dense ? 1 : 0;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  r.live = 1;
+  t.configured = true;
 }
 
 std::optional<TenantId> StoreState::find_tenant(const std::string& name) const {

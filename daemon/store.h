@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@
 
 #include "daemon/core/pressure.h"
 #include "daemon/device/device.h"
+#include "daemon/shm/descriptor.h"
 #include "kvq/page_format.h"
 #include "kvq/prefix_table.h"
 #include "kvq/result.h"
@@ -28,6 +30,7 @@ struct TenantSpec {
   std::uint64_t quota_bytes = 0;  // of slabs; 0: the whole arena
   double share = 1.0;             // weight when the arena is short: who is furthest over pays first
   bool floor_dense = false;       // pages of this tenant are never quantized
+  bool random_salt = false;       // `salt` is new: an adopted tenant keeps the one it has
   std::array<std::uint8_t, 32> salt{};
 };
 
@@ -47,7 +50,7 @@ struct StoreConfig {
 
 struct SessionRequest {
   TenantId tenant{};
-  std::uint32_t pid = 0;
+  std::uint32_t pid = 0, uid = 0;
   std::string label;
   ModelGeometry geometry;
   std::array<std::uint8_t, 32> fingerprint{};
@@ -69,6 +72,48 @@ struct SessionMemory {  // descriptors owned by the store; valid while the sessi
   int directory_read_only = -1;
   int prefix_table_read_only = -1;
   int segment = -1;
+};
+
+using SessionToken = std::array<std::uint8_t, 16>;
+
+// A session of an earlier daemon, as its record says.
+struct AdoptedSession {
+  SessionId id{};
+  TenantId tenant{};
+  std::uint32_t pid = 0, uid = 0;
+  std::string label;
+  bool waits = false;  // its client may come back; false: it had lost its connection before
+};
+
+// What is kept beside the store for the next daemon: daemon/keeper.h makes it of the service manager, tests of a map.
+class Keeper {
+ public:
+  virtual ~Keeper() = default;
+  // Stores a duplicate of `fd` under `name` (unique, 1 to 64 of a-z 0-9 -). Never waits.
+  virtual void keep(const std::string& name, int fd) = 0;
+  virtual void forget(const std::string& name) = 0;
+};
+
+// Descriptors that an earlier daemon left, by name. The store takes those it knows ("kvq-...") and leaves the rest.
+using Kept = std::map<std::string, Descriptor>;
+
+struct VerifyStatus {
+  std::uint64_t pages_total = 0, pages_done = 0, pages_bad = 0;  // of the running or the last pass
+  std::uint64_t passes = 0;                                      // finished since start
+  std::uint64_t pages_bad_ever = 0;                              // since start, whoever found them
+  bool running = false;
+};
+
+struct AdoptReport {  // of this daemon's start
+  bool adopted = false;
+  std::string refused;  // why the state of an earlier daemon was not taken; empty: there was none, or it was
+  std::uint32_t sessions = 0, sequences = 0, slabs = 0;
+  std::uint64_t pages = 0, undone_bytes = 0;
+};
+
+struct LostPage {
+  PageId page{};
+  SequenceId sequence{};  // of the session asked for
 };
 
 struct TickReport {
@@ -108,6 +153,11 @@ struct SessionStatus {
   std::uint32_t credits = 0, credits_target = 0;
   std::uint32_t open_steps = 0;
   std::uint64_t oldest_step_epochs = 0;  // epochs since its oldest open step began, 0 if none
+  std::uint64_t oldest_step_ms = 0;      // how long its oldest open step has been seen open
+  std::uint64_t limbo_bytes = 0;         // retired slots that this session's oldest step holds back
+  bool waits_for_client = false;         // adopted, and its client has not come back yet
+  bool evicted = false;
+  std::uint64_t lost_pages = 0;
   std::uint64_t commands_refused = 0;
 };
 
@@ -132,6 +182,9 @@ struct StoreStatus {
   std::uint64_t transcodes = 0, transcode_failures = 0, transcode_bytes = 0, drops = 0, refusals = 0, limbo_slots = 0;
   std::uint32_t transcodes_in_flight = 0;
   bool draining = false;
+  std::uint64_t instance = 0;  // random per arena; stays over adoption
+  VerifyStatus verify;
+  AdoptReport adopt;
   std::vector<TenantStatus> tenants;
 };
 
@@ -145,11 +198,18 @@ class Store {
   using LogDecision = std::function<void(const std::string& line)>;  // key=value text, one decision each
 
   static std::unique_ptr<Store> create(const StoreConfig& config, Device& device, DeliverNotice deliver,
-                                       LogDecision log);
+                                       LogDecision log, Keeper* keeper = nullptr, std::string adopt_refused = {});
+  // Takes over what an earlier daemon left: all of it, or nothing and the reason (then `kept` is used up, `device` must
+  // not be used any more, and every name must be forgotten). No "kvq-root" in `kept`: stale_id.
+  static Result<std::unique_ptr<Store>> adopt(const StoreConfig& config, Device& device, DeliverNotice deliver,
+                                              LogDecision log, Keeper& keeper, Kept& kept, std::string& why_not,
+                                              std::uint64_t now_ms);
   virtual ~Store() = default;
 
   // Start-up and configuration.
-  virtual TenantId add_tenant(const TenantSpec& spec) = 0;  // ids from 1; names are unique (asserted)
+  // Ids from 1; names are unique (asserted), but one that was adopted is taken up again: then all of `spec` but a
+  // random salt (`keep_salt`) replaces what the record says.
+  virtual TenantId add_tenant(const TenantSpec& spec) = 0;
   virtual std::optional<TenantId> find_tenant(const std::string& name) const = 0;
   virtual const TenantSpec& tenant(TenantId id) const = 0;
   virtual Result<void> set_watermarks(const Watermarks& watermarks) = 0;
@@ -169,6 +229,17 @@ class Store {
   // The process is gone: its steps are cleared, its sequences and credits released, its acknowledgements no longer
   // awaited.
   virtual void process_ended(SessionId id, std::uint64_t now_ms) = 0;
+  // Ends what the session holds now, as if it had released all; its open steps still hold back what they may read. The
+  // caller has cut its connection or does so. stale_id: no such session.
+  virtual Result<void> evict(SessionId id, std::uint64_t now_ms) = 0;
+
+  // Sessions of an earlier daemon, right after adopt().
+  virtual std::vector<AdoptedSession> adopted_sessions() const = 0;
+  // Its client is back: delivers a map notice for each slab of its tenant, and unmap for those that go. It was ready
+  // before and stays so. stale_id: no such session waits; permission_denied: the token is another; wrong_layout: the
+  // model in `request` is another than it registered.
+  virtual Result<void> resume_session(SessionId id, const SessionToken& token, const SessionRequest& request,
+                                      std::uint64_t now_ms) = 0;
 
   // Requests. drain_commands runs before each request of a session, so that ring and RPC keep their order.
   virtual std::uint32_t drain_commands(SessionId id, std::uint64_t now_ms) = 0;
@@ -180,6 +251,9 @@ class Store {
                                              std::uint16_t generation, std::uint32_t pages, const Key& key,
                                              bool floor_dense, std::uint64_t now_ms) = 0;
   virtual Result<void> resume(SessionId id, SequenceId sequence, std::uint64_t now_ms) = 0;
+  // Pages that the session's sequences hold and whose content is gone, after the first `since` of them; `now`: how many
+  // there are in all.
+  virtual std::vector<LostPage> lost_pages(SessionId id, std::uint64_t since, std::uint64_t& now) const = 0;
 
   virtual TickReport tick(std::uint64_t now_ms) = 0;
   // Sessions whose words or magazine changed since the last call: ring their notice eventfds.
@@ -192,6 +266,10 @@ class Store {
   // Marks sealed dense pages idle for `idle_ms` (of one tenant or all) for transcoding in the coming ticks.
   virtual QuantizeReport quantize(std::optional<TenantId> id, std::uint64_t idle_ms, bool dry_run,
                                   std::uint64_t now_ms) = 0;
+
+  // Starts to compare every sealed page (of one tenant or all) with its checksum, in the coming ticks; status().verify
+  // tells how far it is. A pass that runs goes on, and what is new is added.
+  virtual void verify(std::optional<TenantId> id) = 0;
 
   // Asserts that slots, references, credits and charges add up. O(pages): for tests.
   virtual void check_invariants() const = 0;

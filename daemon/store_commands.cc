@@ -1,7 +1,8 @@
 // Commands: what a client writes into its ring, checked field by field before anything changes.
 //
 // Invariant: a command acts only on sequences and pages of the session whose ring it came from; whatever its bytes, it
-// is either carried out whole or refused and counted.
+// is either carried out whole or refused and counted, and the ring moves on in the same transaction. Those that may
+// commit in pieces (truncate, drop_before, release) do no harm when a next daemon carries them out again.
 #include <algorithm>
 
 #include "daemon/store_state.h"
@@ -11,17 +12,25 @@ namespace kvq {
 std::uint32_t StoreState::drain_commands(SessionId id, std::uint64_t now_ms) {
   now_ms_ = std::max(now_ms_, now_ms);
   Session* s = find_session(id);
-  if (s == nullptr) return 0;
+  if (s == nullptr || (s->record->flags & kSessionEvicted) != 0) return 0;
   std::uint32_t count = 0;
   // One ring's worth at most: a client that keeps writing must not keep the loop.
   while (count < kCommandSlots) {
     const std::optional<Command> command = s->segment.next_command();
     if (!command) break;
     ++count;
-    if (apply(*s, *command)) continue;
-    ++s->refused;
-    s->segment.words().commands_refused.store(s->refused, std::memory_order_relaxed);
-    s->changed = true;
+    const bool carried_out = apply(*s, *command);
+    save(*s, s->record->counts);
+    s->segment.take_command();
+    if (!carried_out) {
+      save(*s, s->record->refused);
+      s->segment.words().commands_refused.store(++s->record->refused, std::memory_order_relaxed);
+      s->changed = true;
+    }
+    kill_point(KillPoint::command_applied);
+    commit();
+    kill_point(KillPoint::command_committed);
+    s->segment.show();
   }
   if (count > 0) settle_seals(tenant_of(s->request.tenant));
   if (s->segment.broken() && !std::exchange(s->told_broken, true)) {
@@ -108,18 +117,16 @@ bool StoreState::seal_command(Session& s, const Command& c) {
   if (c.index >= q.pages || c.index < q.first_kept || sequences_->page(*sequence, c.index) != c.page) return false;
   if (r.state != PageState::open || r.owner != s.id || r.generation != c.generation) return false;
   const SessionId stepper = c.argument == 0 ? s.id : SessionId{c.argument};
-  if (raw(stepper) > last_session_) return false;
+  if (raw(stepper) > tables_.root_record().last_session) return false;
   if (const Session* other = find_session(stepper); other != nullptr && other->request.tenant != t.id) return false;
-  t.pages->move(c.page, PageState::sealing);
-  PendingSeal seal{.page = c.page,
-                   .generation = c.generation,
-                   .flags = c.flags,
-                   .sequence = *sequence,
-                   .index = c.index,
-                   .stepper = stepper,
-                   .serial = c.serial};
+  PageTable::Seal seal{.session = stepper,
+                       .serial = c.serial,
+                       .sequence = raw(*sequence),
+                       .index = c.index,
+                       .is_private = (c.flags & kPrivate) != 0};
   std::copy(std::begin(c.key), std::end(c.key), seal.key.begin());
-  t.seals.push_back(seal);
+  t.pages->set_seal(c.page, seal);
+  t.seals.push_back({c.page, c.generation});
   const std::uint64_t tokens = (std::uint64_t{c.index} + 1) * kPageTokens;  // a full page is final: its tokens are too
   sequences_->commit(*sequence, std::max(q.tokens, tokens), now_ms_);
   return true;

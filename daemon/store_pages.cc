@@ -22,8 +22,12 @@ bool StoreState::give_credit(Session& s) {
   const std::uint16_t generation = t.pages->record(page).generation;
   t.directory.publish(page, {generation, Format::dense, EntryState::open, pool_.offset_bytes(*slot)});
   ++s.credits;
-  KVQ_ASSERT(s.segment.push({page, generation, 0}));
-  return true;
+  save(s, s.record->counts);
+  const bool pushed = s.segment.push({page, generation, 0});
+  commit();
+  kill_point(KillPoint::credit_committed);
+  s.segment.show();
+  return pushed;
 }
 
 // All of it or nothing: pages that wait in a magazine for the rest of a wish would only be kept from others.
@@ -98,6 +102,7 @@ void StoreState::retire_page(Tenant& t, PageId page) {
   pool_.retire(slot);
   t.limbo.retire({.slot = slot, .page = page, .tag = t.directory.epoch(), .retired_ms = now_ms_});
   t.retired_in_epoch = true;
+  kill_point(KillPoint::page_retired);
 }
 
 // The last sequence let go of it.
@@ -119,12 +124,15 @@ void StoreState::reap(Tenant& t, std::uint64_t now_ms) {
   if (t.retired_in_epoch) {
     t.directory.advance_epoch();  // publish, fence, and only then the scan below
     t.retired_in_epoch = false;
+    kill_point(KillPoint::epoch_advanced);
   }
   if (t.limbo.size() == 0) return;
   t.limbo.reap(oldest_open(t), [&](const Retired& item) {
     pool_.reap(item.slot, now_ms);
     if (item.page == kNullPage) return;
     t.pages->release_id(item.page);
+    kill_point(KillPoint::slot_reaped);
+    commit();
     t.directory.publish(item.page, {t.pages->record(item.page).generation, Format::none, EntryState::free, 0});
   });
 }

@@ -57,7 +57,7 @@ void StoreState::measure_pressure() {
 std::uint64_t StoreState::coming_bytes(const Tenant& t) const {
   std::uint64_t bytes = 0;
   for (const auto& [id, job] : jobs_) {
-    if (job.tenant == t.id) bytes += pool_.slab(job.from.slab).page_bytes;
+    if (job.tenant == t.id && !job.checks) bytes += pool_.slab(job.from.slab).page_bytes;
   }
   for (const Retired& item : t.limbo.items()) {
     if (now_ms_ - item.retired_ms < kLimboCountsMs) bytes += pool_.slab(item.slot.slab).page_bytes;
@@ -81,7 +81,7 @@ std::uint64_t StoreState::kept_bytes(const Tenant& t) const {
 
 // Unmet wishes count as pressure: one level more for as long as nothing is under way that will free room.
 void StoreState::note_wishes() {
-  bool arena_blocked = false, arena_moving = !jobs_.empty();
+  bool arena_blocked = false, arena_moving = jobs_.size() > checks_in_flight_;
   for (auto& t : tenants_) {
     const bool blocked = t->obstacle == Obstacle::quota;
     const bool moving = coming_bytes(*t) > 0;
@@ -143,7 +143,7 @@ TenantView StoreState::view_of(const Tenant& t) const {
   view.need_ids = t.missing_ids - std::min(t.missing_ids, t.pages->count(PageState::retired));
   for (std::uint32_t i = 0; i < pool_.size(); ++i) {
     const Slab& s = pool_.slab(SlabId{i});
-    if (s.state != SlabState::ready || s.tenant != t.id || !s.empty()) continue;
+    if (s.state != SlabState::ready || s.tenant != t.id || !s.empty() || slab_use_[i].checks > 0) continue;
     const bool wished = t.wish_bytes > 0 && Layouts::format_of(s.layout) == Format::dense;
     const bool others = pool_.ready_free_slots(t.id, s.layout) > s.free_slots();
     // A fresh slab was made for something that comes once it is mapped.
@@ -219,14 +219,15 @@ void StoreState::list_merges(const Tenant& t, TenantView& view) const {
     if (s.live < pool_.slab(e.slab).live) e.slab = SlabId{i};
   }
   for (const auto& [layout, e] : emptiest) {
-    const Slab& s = pool_.slab(e.slab);
-    MergeView merge{e.slab, {}, e.free_slots - s.free_slots()};
+    const SlabId emptied = e.slab;  // a lambda may not take it out of the pair
+    const Slab& s = pool_.slab(emptied);
+    MergeView merge{emptied, {}, e.free_slots - s.free_slots()};
     if (s.live > merge.free_elsewhere) continue;
     const bool movable = std::all_of(s.page.begin(), s.page.end(), [&](PageId page) {
       if (page == kNullPage) return true;
       // A transcode's destination is listed under the page that moves in; such a slab is filling, not emptying.
       const PageRecord& r = t.pages->record(page);
-      return r.state == PageState::sealed && t.pages->use(page).immobile == 0 && r.slab == e.slab;
+      return r.state == PageState::sealed && t.pages->use(page).immobile == 0 && r.slab == emptied;
     });
     if (!movable) continue;
     std::copy_if(s.page.begin(), s.page.end(), std::back_inserter(merge.pages),
@@ -278,6 +279,8 @@ bool StoreState::drop_page(Tenant& t, PageId page) {
   if (!t.pages->droppable(page)) return false;
   t.prefix->erase(page);
   retire_page(t, page);
+  commit();
+  kill_point(KillPoint::page_dropped);
   ++drops_;
   return true;
 }

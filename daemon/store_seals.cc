@@ -9,9 +9,9 @@
 namespace kvq {
 
 // `complete`: the step ended by itself. A dead session's steps are over too, but may have been cut short.
-bool StoreState::step_is_over(const PendingSeal& seal, bool* complete) const {
-  const Session* s = find_session(seal.stepper);
-  *complete = seal.serial == 0 || (s != nullptr && s->segment.step_ended(seal.serial));
+bool StoreState::step_is_over(const PageRecord& page, bool* complete) const {
+  const Session* s = find_session(page.seal_session);
+  *complete = page.seal_serial == 0 || (s != nullptr && s->segment.step_ended(page.seal_serial));
   return *complete || s == nullptr;
 }
 
@@ -19,33 +19,34 @@ bool StoreState::step_is_over(const PendingSeal& seal, bool* complete) const {
 // in the same sequence.
 void StoreState::settle_seals(Tenant& t) {
   std::deque<PendingSeal> waiting;
-  std::vector<SequenceIndex> held_up;
+  std::vector<std::uint32_t> held_up;
   for (const PendingSeal& seal : t.seals) {
     const PageRecord& r = t.pages->record(seal.page);
     if (r.generation != seal.generation || r.state != PageState::sealing) continue;  // given up meanwhile
     bool complete = false;
-    const bool held = std::find(held_up.begin(), held_up.end(), seal.sequence) != held_up.end();
-    if (held || !step_is_over(seal, &complete)) {
-      if (!held) held_up.push_back(seal.sequence);
+    const bool held = std::find(held_up.begin(), held_up.end(), r.seal_sequence) != held_up.end();
+    if (held || !step_is_over(r, &complete)) {
+      if (!held) held_up.push_back(r.seal_sequence);
       waiting.push_back(seal);
       continue;
     }
-    seal_page(t, seal, complete);
+    seal_page(t, seal.page, complete);
   }
   t.seals = std::move(waiting);
 }
 
-bool StoreState::seal_page(Tenant& t, const PendingSeal& seal, bool complete) {
-  bool indexed = false;
-  if (complete && (seal.flags & kPrivate) == 0) {
-    t.pages->set_key(seal.page, seal.key);
+void StoreState::seal_page(Tenant& t, PageId page, bool complete) {
+  const PageRecord& r = t.pages->record(page);
+  if (complete && (r.flags & kPageSealPrivate) == 0) {
+    t.pages->confirm_key(page);
     // Its place in its sequence names its predecessor; the sequence may have ended and left the page to a fork.
-    const SequenceRecord& q = sequences_->record(seal.sequence);
-    const bool placed = (q.flags & kSequenceLive) != 0 && q.tenant == t.id && seal.index < q.pages &&
-                        sequences_->page(seal.sequence, seal.index) == seal.page;
+    const SequenceIndex sequence{r.seal_sequence};
+    const SequenceRecord& q = sequences_->record(sequence);
+    const bool placed = (q.flags & kSequenceLive) != 0 && q.tenant == t.id && r.seal_index < q.pages &&
+                        sequences_->page(sequence, r.seal_index) == page;
     PageId parent = kNullPage;
-    if (placed && seal.index > 0) {
-      const PageId previous = sequences_->page(seal.sequence, seal.index - 1);
+    if (placed && r.seal_index > 0) {
+      const PageId previous = sequences_->page(sequence, r.seal_index - 1);
       if (previous != kNullPage) {
         const PageRecord& p = t.pages->record(previous);
         parent = (p.flags & kPageIndexed) != 0  ? previous
@@ -53,12 +54,13 @@ bool StoreState::seal_page(Tenant& t, const PendingSeal& seal, bool complete) {
                                                 : kNullPage;
       }
     }
-    if (placed && (seal.index == 0 || parent != kNullPage)) indexed = t.prefix->insert(seal.page, parent);
+    if (placed && (r.seal_index == 0 || parent != kNullPage)) t.prefix->insert(page, parent);
   }
-  t.pages->move(seal.page, PageState::sealed);
-  const PageRecord& r = t.pages->record(seal.page);
-  t.directory.publish(seal.page, {r.generation, r.format, EntryState::sealed, pool_.offset_bytes({r.slab, r.slot})});
-  return indexed;
+  t.pages->move(page, PageState::sealed);
+  commit();
+  kill_point(KillPoint::seal_committed);
+  t.directory.publish(page, {r.generation, r.format, EntryState::sealed, pool_.offset_bytes({r.slab, r.slot})});
+  t.unchecked.emplace_back(page, r.generation);
 }
 
 }  // namespace kvq

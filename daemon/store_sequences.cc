@@ -7,6 +7,12 @@
 
 namespace kvq {
 
+namespace {
+
+constexpr std::uint32_t kPiecePages = 512;  // of a block table, changed in one transaction
+
+}  // namespace
+
 // Places [from, to) of the block table change from `before` to `after`; the table holds the pages of both. Walks from
 // the end, so that of pages released together the newest is the first to be evicted, and children come before parents.
 void StoreState::rehold(const SequenceRecord& before, const SequenceRecord& after, SequenceIndex s, std::uint32_t from,
@@ -31,7 +37,16 @@ bool StoreState::append_page(SequenceIndex s, PageId page) {
   return true;
 }
 
+// In pieces that a transaction holds; all but the last are committed here.
 void StoreState::cut_sequence(SequenceIndex s, std::uint32_t pages) {
+  while (sequences_->record(s).pages > pages + kPiecePages) {
+    cut_piece(s, sequences_->record(s).pages - kPiecePages);
+    commit();
+  }
+  cut_piece(s, pages);
+}
+
+void StoreState::cut_piece(SequenceIndex s, std::uint32_t pages) {
   const SequenceRecord before = sequences_->record(s);
   SequenceRecord after = before;
   after.pages = pages;
@@ -42,6 +57,14 @@ void StoreState::cut_sequence(SequenceIndex s, std::uint32_t pages) {
 }
 
 void StoreState::drop_before(SequenceIndex s, std::uint32_t index) {
+  while (index > sequences_->record(s).first_kept + kPiecePages) {
+    drop_piece(s, sequences_->record(s).first_kept + kPiecePages);
+    commit();
+  }
+  drop_piece(s, index);
+}
+
+void StoreState::drop_piece(SequenceIndex s, std::uint32_t index) {
   const SequenceRecord before = sequences_->record(s);
   if (index <= before.first_kept) return;
   SequenceRecord after = before;
@@ -63,6 +86,7 @@ void StoreState::end_sequence(Session& s, SequenceIndex sequence) {
   cut_sequence(sequence, 0);
   sequences_->destroy(sequence);
   s.sequences.erase(number);
+  kill_point(KillPoint::sequence_ended);
 }
 
 std::optional<SequenceIndex> StoreState::find_sequence(const Session& s, SequenceId id) const {
@@ -89,11 +113,16 @@ Result<std::vector<PageId>> StoreState::attach(SessionId id, SequenceId sequence
   Session* s = find_session(id);
   if (s == nullptr) return Error{Errc::stale_id, 0, "no such session"};
   if (!s->ready || !s->connected) return Error{Errc::invalid_argument, 0, "the session has not mapped all slabs yet"};
-  if (draining_) return Error{Errc::draining, 0, "the daemon is draining"};
-  if (raw(sequence) == 0 || raw(sequence) >= kMaxSequences || s->sequences.contains(raw(sequence))) {
-    return Error{Errc::invalid_argument, 0, "the sequence id is in use or out of range"};
-  }
   Tenant& t = tenant_of(s->request.tenant);
+  if (const auto known = find_sequence(*s, sequence)) {
+    // A client whose connection broke before the answer asks again.
+    if (auto same = same_attach(t, *known, last_page, generation, pages, key)) return *same;
+    return Error{Errc::invalid_argument, 0, "the sequence id is in use"};
+  }
+  if (draining_) return Error{Errc::draining, 0, "the daemon is draining"};
+  if (raw(sequence) == 0 || raw(sequence) >= kMaxSequences) {
+    return Error{Errc::invalid_argument, 0, "the sequence id is out of range"};
+  }
   ++t.lookups;
   const Error stale{Errc::stale_id, 0, "the prefix is not cached under this page any more"};
   if (pages == 0 || !t.pages->names_page(last_page)) return stale;
@@ -106,7 +135,7 @@ Result<std::vector<PageId>> StoreState::attach(SessionId id, SequenceId sequence
     if (page == kNullPage) return stale;  // the chain is shorter
     const PageRecord& r = t.pages->record(page);
     if (r.model != s->model) return stale;
-    if (dense_only && (r.format != Format::dense || r.state == PageState::transcoding)) {
+    if (dense_only && (r.format != Format::dense || (r.flags & kPageTurnsCold) != 0)) {
       return Error{Errc::stale_id, 0, "the prefix is quantized, which this sequence does not take"};
     }
     chain[i] = page;
@@ -121,7 +150,22 @@ Result<std::vector<PageId>> StoreState::attach(SessionId id, SequenceId sequence
   for (PageId p : chain) KVQ_ASSERT(sequences_->append(*made, p));
   rehold(before, sequences_->record(*made), *made, 0, pages);
   sequences_->commit(*made, std::uint64_t{pages} * kPageTokens, now_ms_);
+  commit();
+  kill_point(KillPoint::attach_committed);
   t.hit_pages += pages;
+  return chain;
+}
+
+// The pages of a sequence that is still as attach() made it, or nothing.
+std::optional<std::vector<PageId>> StoreState::same_attach(const Tenant& t, SequenceIndex sequence, PageId last_page,
+                                                           std::uint16_t generation, std::uint32_t pages,
+                                                           const Key& key) const {
+  const SequenceRecord& q = sequences_->record(sequence);
+  if (pages == 0 || q.pages != pages || q.first_kept != 0 || q.tokens != std::uint64_t{pages} * kPageTokens) return {};
+  const PageRecord& last = t.pages->record(sequences_->page(sequence, pages - 1));
+  if (sequences_->page(sequence, pages - 1) != last_page || last.generation != generation || last.key != key) return {};
+  std::vector<PageId> chain(pages);
+  for (std::uint32_t i = 0; i < pages; ++i) chain[i] = sequences_->page(sequence, i);
   return chain;
 }
 
@@ -132,6 +176,7 @@ Result<void> StoreState::resume(SessionId id, SequenceId sequence, std::uint64_t
   const std::optional<SequenceIndex> found = find_sequence(*s, sequence);
   if (!found) return Error{Errc::stale_id, 0, "no such sequence"};
   set_sequence_flags(*found, sequences_->record(*found).flags | kSequenceRunning);
+  commit();
   return {};
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "daemon/store_state.h"
+#include "kvq/step_protocol.h"
 
 namespace kvq {
 
@@ -26,16 +27,25 @@ Result<SessionId> StoreState::open_session(const SessionRequest& request, std::u
   });
   if (!model) return model.error();
 
+  SessionRecord* record = free_session_record();
+  if (record == nullptr) return Error{Errc::limit_reached, 0, "max_sessions are open"};
+  *record = SessionRecord{};  // its id stays 0 until everything is there
   SessionSegment::Spec spec{
-      .session = SessionId{last_session_ + 1}, .tenant = request.tenant, .owner_pid = request.pid};
+      .session = SessionId{tables_.root_record().last_session + 1}, .tenant = request.tenant, .owner_pid = request.pid};
   if (::getrandom(spec.token.data(), spec.token.size(), 0) != static_cast<ssize_t>(spec.token.size())) {
     return Error{Errc::system, errno, "random bytes for a session's token"};
   }
-  Result<SessionSegment> segment = SessionSegment::create(spec);
+  Result<SessionSegment> segment = SessionSegment::create(spec, record->counts);
   if (!segment) return segment.error();
+  keep(kept_name("segment", raw(spec.session)), segment->descriptor());
+  kill_point(KillPoint::session_kept);
+  tables_.root_record().last_session = raw(spec.session);
+  write_session(*record, spec, request, *model);
+  kill_point(KillPoint::session_recorded);
 
   auto s = std::make_unique<Session>();
-  s->id = SessionId{++last_session_};
+  s->id = spec.session;
+  s->record = record;
   s->request = request;
   s->model = *model;
   s->segment = std::move(*segment);
@@ -60,6 +70,29 @@ Result<SessionId> StoreState::open_session(const SessionRequest& request, std::u
   return id;
 }
 
+SessionRecord* StoreState::free_session_record() {
+  for (SessionRecord& r : tables_.sessions.records()) {
+    if (raw(r.id) == 0) return &r;
+  }
+  return nullptr;
+}
+
+void StoreState::write_session(SessionRecord& r, const SessionSegment::Spec& spec, const SessionRequest& request,
+                               std::uint16_t model) {
+  r.tenant = request.tenant;
+  r.pid = request.pid;
+  r.uid = request.uid;
+  r.model = model;
+  r.flags = static_cast<std::uint16_t>((request.maps_slabs ? kSessionMapsSlabs : 0) |
+                                       (request.floor_dense ? kSessionFloorDense : 0));
+  r.credits_target = request.credits;
+  r.token = spec.token;
+  std::copy(request.fingerprint.begin(), request.fingerprint.end(), r.fingerprint);
+  request.label.copy(r.label, sizeof(r.label) - 1);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  r.id = spec.session;
+}
+
 SessionMemory StoreState::memory(SessionId id) const {
   const Session* s = find_session(id);
   KVQ_ASSERT(s != nullptr);
@@ -74,6 +107,7 @@ bool StoreState::is_ready(SessionId id) const {
 
 void StoreState::settle_readiness(Session& s) {
   if (s.ready || !s.unmapped.empty()) return;
+  s.record->flags |= kSessionReady;  // one store, and nothing else depends on it
   s.ready = true;
   s.changed = true;
 }
@@ -101,14 +135,16 @@ void StoreState::disconnect(SessionId id) {
   Session* s = find_session(id);
   if (s == nullptr || !s->connected) return;
   s->connected = false;
+  s->waits = false;
   s->wish = 0;
-  // The pair of the fence in step begin: from here on a scan sees every step that did not see the word.
-  s->segment.words().revoked.store(1, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  // From here on a scan sees every step that did not see the word.
+  revoke<SharedMemory>(s->segment.words().revoked);
   std::erase_if(notices_, [id](const SlabNotice& n) { return n.session == id; });
   for (const auto& [number, sequence] : s->sequences) {
     set_sequence_flags(sequence, sequences_->record(sequence).flags | kSequenceImmobile);
+    commit();
   }
+  s->record->flags |= kSessionClosed;  // after its sequences: an adopted session that is closed is closed again
   for (std::uint32_t i = 0; i < pool_.size(); ++i) {
     // It will not map a slab any more, but it may still have one mapped.
     if (pool_.slab(SlabId{i}).state != SlabState::creating) continue;
@@ -125,15 +161,10 @@ void StoreState::process_ended(SessionId id, std::uint64_t now_ms) {
   Tenant& t = tenant_of(s->request.tenant);
   const std::size_t sequences = s->sequences.size();
   const std::uint32_t credits = s->credits;
-  while (!s->sequences.empty()) end_sequence(*s, s->sequences.begin()->second);
-  // Credits are few beside all pages, but only their records say whose they are.
-  for (std::uint32_t i = 1; i < t.pages->capacity() && s->credits > 0; ++i) {
-    const PageRecord& r = t.pages->record(PageId{i});
-    if (r.state != PageState::credit || r.owner != id) continue;
-    --s->credits;
-    retire_page(t, PageId{i});
-  }
-  KVQ_ASSERT(s->credits == 0);
+  release_all(*s);
+  s->record->id = SessionId{};
+  kill_point(KillPoint::session_ended);
+  forget(kept_name("segment", raw(id)));
   std::erase(t.sessions, id);
   std::erase_if(notices_, [id](const SlabNotice& n) { return n.session == id; });
   sessions_.erase(id);  // with its segment, so that its steps count as ended
@@ -141,6 +172,73 @@ void StoreState::process_ended(SessionId id, std::uint64_t now_ms) {
   settle_seals(t);
   log("event=session_end session=" + std::to_string(raw(id)) + " sequences=" + std::to_string(sequences) +
       " credits=" + std::to_string(credits));
+}
+
+// Its sequences and credits, each in a transaction of its own.
+void StoreState::release_all(Session& s) {
+  Tenant& t = tenant_of(s.request.tenant);
+  while (!s.sequences.empty()) {
+    end_sequence(s, s.sequences.begin()->second);
+    commit();
+  }
+  // Credits are few beside all pages, but only their records say whose they are.
+  for (std::uint32_t i = 1; i < t.pages->capacity() && s.credits > 0; ++i) {
+    const PageRecord& r = t.pages->record(PageId{i});
+    if (r.state != PageState::credit || r.owner != s.id) continue;
+    --s.credits;
+    retire_page(t, PageId{i});
+    commit();
+  }
+  KVQ_ASSERT(s.credits == 0);
+}
+
+Result<void> StoreState::evict(SessionId id, std::uint64_t now_ms) {
+  now_ms_ = std::max(now_ms_, now_ms);
+  Session* s = find_session(id);
+  if (s == nullptr) return Error{Errc::stale_id, 0, "no such session"};
+  disconnect(id);
+  s->record->flags |= kSessionEvicted;  // its ring is read no more
+  release_all(*s);
+  settle_seals(tenant_of(s->request.tenant));
+  log("event=session_evict session=" + std::to_string(raw(id)) + " pid=" + std::to_string(s->request.pid));
+  return {};
+}
+
+std::vector<AdoptedSession> StoreState::adopted_sessions() const {
+  std::vector<AdoptedSession> out;
+  for (const auto& [id, s] : sessions_) {
+    out.push_back({.id = id,
+                   .tenant = s->request.tenant,
+                   .pid = s->request.pid,
+                   .uid = s->request.uid,
+                   .label = s->request.label,
+                   .waits = s->waits});
+  }
+  return out;
+}
+
+Result<void> StoreState::resume_session(SessionId id, const SessionToken& token, const SessionRequest& request,
+                                        std::uint64_t now_ms) {
+  now_ms_ = std::max(now_ms_, now_ms);
+  Session* s = find_session(id);
+  if (s == nullptr || !s->waits) return Error{Errc::stale_id, 0, "no session of that number waits for its client"};
+  unsigned different = 0;
+  for (std::size_t i = 0; i < token.size(); ++i) different |= token[i] ^ s->record->token[i];
+  if (different != 0) return Error{Errc::permission_denied, 0, "the session's token is another"};
+  if (request.tenant != s->request.tenant) return Error{Errc::permission_denied, 0, "the session's tenant is another"};
+  if (!(request.geometry == s->request.geometry) || request.maps_slabs != s->request.maps_slabs) {
+    return Error{Errc::wrong_layout, 0, "the session was registered with another model or role"};
+  }
+  s->waits = false;
+  for (std::uint32_t i = 0; i < pool_.size(); ++i) {
+    const std::vector<SessionId>& importers = slab_use_[i].importers;
+    if (std::find(importers.begin(), importers.end(), id) == importers.end()) continue;
+    queue_notice(id, SlabId{i}, pool_.slab(SlabId{i}).state != SlabState::draining);
+  }
+  s->changed = true;
+  log("event=session_resume session=" + std::to_string(raw(id)) + " pid=" + std::to_string(s->request.pid));
+  deliver_notices();
+  return {};
 }
 
 }  // namespace kvq

@@ -47,6 +47,14 @@ bool StoreState::create_slab(Tenant& t, std::uint16_t model, Format format, bool
         "\" errno=" + std::to_string(created.error().native));
     return false;
   }
+  kill_point(KillPoint::slab_made);
+  keep(kept_name("slab", raw(*slab)), device_.descriptor(*slab, true));
+  kill_point(KillPoint::slab_kept);
+  SlabRecord& record = slab_record(*slab);
+  record = {t.id, Layouts::id(model, format), 0, 0};
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  record.live = 1;
+  kill_point(KillPoint::slab_recorded);
   SlabUse& use = slab_use_[raw(*slab)];
   use.charge = std::move(*charge);
   for (SessionId id : t.sessions) {
@@ -70,11 +78,13 @@ bool StoreState::create_slab(Tenant& t, std::uint16_t model, Format format, bool
 
 void StoreState::make_ready_if_answered(SlabId slab) {
   if (pool_.slab(slab).state == SlabState::creating && slab_use_[raw(slab)].awaited.empty()) {
+    slab_record(slab).ready = 1;  // before any page can be in it
     pool_.set_ready(slab, now_ms_);
   }
 }
 
 void StoreState::return_slab(SlabId slab) {
+  slab_record(slab).ready = 0;  // some will unmap it before others: a next daemon asks all to map it again
   pool_.start_drain(slab);
   SlabUse& use = slab_use_[raw(slab)];
   use.awaited = use.importers;
@@ -87,6 +97,9 @@ void StoreState::finish_drain_if_answered(SlabId slab) {
   if (pool_.slab(slab).state != SlabState::draining || !use.awaited.empty()) return;
   const TenantId tenant = pool_.slab(slab).tenant;
   pool_.close(slab);
+  slab_record(slab).live = 0;
+  kill_point(KillPoint::slab_forgotten);
+  forget(kept_name("slab", raw(slab)));
   device_.destroy_slab(slab);
   use = SlabUse{};
   ++slabs_destroyed_;
@@ -105,7 +118,7 @@ void StoreState::forget_importer(SessionId id) {
 
 void StoreState::queue_notice(SessionId id, SlabId slab, bool map) {
   const Session& s = *find_session(id);
-  if (!s.connected) return;
+  if (!s.connected || s.waits) return;  // one that waits gets them all when its client is back
   notices_.push_back({.session = id, .slab = slab, .map = map});
 }
 

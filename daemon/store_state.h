@@ -3,32 +3,34 @@
 // Invariant: each fact has one owner: slots in the pool, page states in a tenant's page table, holds in the sequence
 // table, bytes in the ledger, retired slots in a tenant's limbo. The functions here move a fact together with what
 // follows from it (the directory entry, the prefix bucket, the session's words), and check_invariants() says what must
-// agree.
+// agree. Durable facts change in transactions: whatever a public function, or one piece of a tick, has changed when it
+// calls commit() stays together, and what clients may see of it (ring words) is shown after.
 #pragma once
 
 #include <deque>
 #include <map>
 #include <unordered_map>
 
-#include "daemon/core/layouts.h"
 #include "daemon/core/limbo.h"
-#include "daemon/core/page_table.h"
 #include "daemon/core/planner.h"
 #include "daemon/core/prefix_index.h"
-#include "daemon/core/sequence_table.h"
 #include "daemon/core/slab_pool.h"
 #include "daemon/core/tenant_ledger.h"
-#include "daemon/shm/directory_writer.h"
-#include "daemon/shm/prefix_file.h"
-#include "daemon/shm/session_segment.h"
-#include "daemon/shm/table_file.h"
 #include "daemon/store.h"
+#include "daemon/store_tables.h"
+#include "kvq/kill_point.h"
 
 namespace kvq {
 
 class StoreState final : public Store {
  public:
-  StoreState(const StoreConfig& config, Device& device, DeliverNotice deliver, LogDecision log);
+  // `tables`: fresh, or checked; then take_over() follows.
+  StoreState(const StoreConfig& config, Device& device, DeliverNotice deliver, LogDecision log, Keeper* keeper,
+             StoreTables tables);
+  // Takes what an earlier daemon left, after check_records() has accepted it and the slabs are on the device.
+  Result<void> take_over(std::vector<TenantFiles> tenants, Kept& kept, std::string& why, std::uint64_t now_ms);
+  void note_undone(std::uint64_t bytes) { adopt_.undone_bytes = bytes; }
+  void note_refused(std::string why) { adopt_.refused = std::move(why); }
 
   TenantId add_tenant(const TenantSpec& spec) override;
   std::optional<TenantId> find_tenant(const std::string& name) const override;
@@ -44,6 +46,10 @@ class StoreState final : public Store {
   void acknowledge(SessionId id, SlabId slab, bool mapped) override;
   void disconnect(SessionId id) override;
   void process_ended(SessionId id, std::uint64_t now_ms) override;
+  Result<void> evict(SessionId id, std::uint64_t now_ms) override;
+  std::vector<AdoptedSession> adopted_sessions() const override;
+  Result<void> resume_session(SessionId id, const SessionToken& token, const SessionRequest& request,
+                              std::uint64_t now_ms) override;
 
   std::uint32_t drain_commands(SessionId id, std::uint64_t now_ms) override;
   Result<void> request_credits(SessionId id, std::uint32_t pages) override;
@@ -52,6 +58,7 @@ class StoreState final : public Store {
                                      std::uint32_t pages, const Key& key, bool floor_dense,
                                      std::uint64_t now_ms) override;
   Result<void> resume(SessionId id, SequenceId sequence, std::uint64_t now_ms) override;
+  std::vector<LostPage> lost_pages(SessionId id, std::uint64_t since, std::uint64_t& now) const override;
 
   TickReport tick(std::uint64_t now_ms) override;
   std::vector<SessionId> take_notices() override;
@@ -61,19 +68,14 @@ class StoreState final : public Store {
   std::vector<PageStatus> pages(TenantId id, std::uint32_t limit, std::uint64_t now_ms) const override;
   QuantizeReport quantize(std::optional<TenantId> id, std::uint64_t idle_ms, bool dry_run,
                           std::uint64_t now_ms) override;
+  void verify(std::optional<TenantId> id) override;
   void check_invariants() const override;
 
  private:
-  // A complete page waiting for the end of the step that writes it.
+  // A complete page waiting for the end of the step that writes it: the rest is in its record.
   struct PendingSeal {
     PageId page;
     std::uint16_t generation;
-    std::uint16_t flags;  // of the command
-    SequenceIndex sequence;
-    std::uint32_t index;
-    SessionId stepper;  // whose step
-    std::uint64_t serial;
-    Key key;
   };
 
   // Why a wish for credits is not met.
@@ -82,20 +84,23 @@ class StoreState final : public Store {
   struct Tenant {
     TenantId id{};
     TenantSpec spec;
-    DirectoryWriter directory;
     TableFile<PageRecord> page_file;
+    DirectoryWriter directory;
     PrefixFile prefix_file;
     std::unique_ptr<PageTable> pages;
     std::unique_ptr<PrefixIndex> prefix;
     Limbo limbo;
+    bool configured = false;        // add_tenant has named it in this daemon's life
     bool retired_in_epoch = false;  // something was tagged with the current epoch
     std::deque<PendingSeal> seals;
     std::vector<SessionId> sessions;
-    std::deque<std::pair<PageId, std::uint16_t>> asked;  // operators want these quantized: page and generation
-    PressureLevel level = PressureLevel::calm;           // of its quota
-    std::uint32_t boost = 0;                             // levels added because wishes stay unmet
-    std::uint64_t wish_bytes = 0;                        // of its unmet wishes, at the last tick
-    std::uint32_t missing_ids = 0;                       // page ids that they lack
+    std::deque<std::pair<PageId, std::uint16_t>> asked;      // operators want these quantized: page and generation
+    std::deque<std::pair<PageId, std::uint16_t>> unchecked;  // sealed and without a checksum yet
+    std::deque<std::pair<PageId, std::uint16_t>> verify;     // to be compared with their checksums
+    PressureLevel level = PressureLevel::calm;               // of its quota
+    std::uint32_t boost = 0;                                 // levels added because wishes stay unmet
+    std::uint64_t wish_bytes = 0;                            // of its unmet wishes, at the last tick
+    std::uint32_t missing_ids = 0;                           // page ids that they lack
     Obstacle obstacle = Obstacle::none;
     std::uint64_t hit_pages = 0, lookups = 0, refusals = 0;
   };
@@ -105,6 +110,8 @@ class StoreState final : public Store {
     SessionRequest request;
     std::uint16_t model = 0;
     SessionSegment segment;
+    SessionRecord* record = nullptr;
+    bool waits = false;  // adopted, and its client has not come back yet: it maps and acknowledges nothing until then
     bool connected = true, ready = false, changed = false, told_broken = false;
     std::vector<SlabId> unmapped;  // map notices sent before it was ready and not acknowledged yet
     std::unordered_map<std::uint32_t, SequenceIndex> sequences;
@@ -113,21 +120,25 @@ class StoreState final : public Store {
     std::uint64_t wish_order = 0;  // earlier wishes are served first
     Epoch oldest_step{};           // of its open steps, at the last tick
     std::uint64_t oldest_since_ms = 0;
-    std::uint64_t refused = 0;
+    std::vector<LostPage> lost;  // the newest of those that DaemonWords.lost_pages counts
   };
 
   struct SlabUse {
     TenantLedger::Charge charge;
     std::vector<SessionId> importers;  // were told to map it and have not said that it is unmapped
+    std::uint32_t checks = 0;          // jobs that read pages in it: it stays mapped until they are over
     std::vector<SessionId> awaited;    // must answer before the slab becomes ready, or can be destroyed
   };
 
   struct Job {
     TenantId tenant{};
     PageId page{};
+    std::uint16_t generation = 0;  // of a check
     SlotRef from, to;
     Format format = Format::none;  // of the destination
     bool moves = false;            // a compaction: same format, another slab
+    bool checks = false;           // reads only: to sum the page up, or to compare it with its checksum
+    bool verifies = false;         // it counts for status().verify
   };
 
   // store.cc
@@ -135,6 +146,23 @@ class StoreState final : public Store {
   const Tenant& tenant_of(TenantId id) const { return *tenants_.at(raw(id) - 1); }
   Session* find_session(SessionId id);
   const Session* find_session(SessionId id) const;
+  void add_files(Tenant& t, TenantFiles files);
+  void write_tenant(Tenant& t);
+  // Ends a transaction: what was changed since the last one stays, whatever happens to this process.
+  void commit() { journal_.commit(); }
+  void keep(const std::string& name, int fd) {
+    if (keeper_ != nullptr) keeper_->keep(name, fd);
+  }
+  void forget(const std::string& name) {
+    if (keeper_ != nullptr) keeper_->forget(name);
+  }
+  JournalRegion region(TableKind kind, std::span<std::byte> bytes, TenantId tenant = {}) {
+    return {&journal_, journal_region(kind, tenant), bytes.data()};
+  }
+  template <typename T>
+  void save(const Session&, const T& field) {  // of its record
+    region(TableKind::sessions, tables_.sessions.bytes()).save(field);
+  }
   bool keeps_dense(const Session& s) const {
     return s.request.floor_dense || tenant_of(s.request.tenant).spec.floor_dense;
   }
@@ -150,6 +178,7 @@ class StoreState final : public Store {
   void finish_drain_if_answered(SlabId slab);
   void return_slab(SlabId slab);
   void forget_importer(SessionId id);
+  SlabRecord& slab_record(SlabId slab) { return tables_.slabs.records()[raw(slab)]; }
   void queue_notice(SessionId id, SlabId slab, bool map);
   void deliver_notices();
   void settle_readiness(Session& s);
@@ -166,8 +195,8 @@ class StoreState final : public Store {
 
   // store_seals.cc
   void settle_seals(Tenant& t);
-  bool step_is_over(const PendingSeal& seal, bool* complete) const;
-  bool seal_page(Tenant& t, const PendingSeal& seal, bool complete);
+  bool step_is_over(const PageRecord& page, bool* complete) const;
+  void seal_page(Tenant& t, PageId page, bool complete);
 
   // store_commands.cc
   bool apply(Session& s, const Command& c);
@@ -183,15 +212,46 @@ class StoreState final : public Store {
   // store_sequences.cc
   bool append_page(SequenceIndex sequence, PageId page);
   void cut_sequence(SequenceIndex sequence, std::uint32_t pages);
+  void cut_piece(SequenceIndex sequence, std::uint32_t pages);
   void drop_before(SequenceIndex sequence, std::uint32_t index);
+  void drop_piece(SequenceIndex sequence, std::uint32_t index);
+  std::optional<std::vector<PageId>> same_attach(const Tenant& t, SequenceIndex sequence, PageId last_page,
+                                                 std::uint16_t generation, std::uint32_t pages, const Key& key) const;
   void set_sequence_flags(SequenceIndex sequence, std::uint16_t flags);
   void end_sequence(Session& s, SequenceIndex sequence);
 
+  // store_sessions.cc
+  void release_all(Session& s);
+  void write_session(SessionRecord& r, const SessionSegment::Spec& spec, const SessionRequest& request,
+                     std::uint16_t model);
+  SessionRecord* free_session_record();
+
+  // store_take_over.cc
+  void take_tenant(const TenantRecord& record, TenantFiles files);
+  void take_slabs();
+  Result<void> take_sessions(Kept& kept, std::string& why);
+  void take_sequences();
+  void take_pages(Tenant& t, std::vector<PageUse>& uses);
+  void settle_pages(Tenant& t);
+  void publish_all(Tenant& t);
+  void end_unready();
+  void forget_unknown(Kept& kept);
+
+  // store_integrity.cc
+  void start_check(Tenant& t, PageId page, bool verifies);
+  void start_checks();
+  void finish_check(const Job& job, const TranscodeDone& done);
+  void quarantine(Tenant& t, PageId page);
+  void unname(Tenant& t, PageId page);
+  void tell_lost(Tenant& t, PageId page);
+  void verify_tenant(Tenant& t);
+
   // store_transcode.cc
+  static std::optional<std::uint64_t> checksum_of(const PageRecord& r);
   bool start_transcode(Tenant& t, PageId page, Format to, std::optional<SlabId> leave);
   void submit_jobs();
   void finish_jobs(TickReport& report);
-  void finish_job(const Job& job, const Error& error, TickReport& report);
+  void finish_job(const Job& job, const TranscodeDone& done, TickReport& report);
 
   // store_pressure.cc
   void measure_pressure();
@@ -225,11 +285,11 @@ class StoreState final : public Store {
   Device& device_;
   DeliverNotice deliver_;
   LogDecision log_;
+  Keeper* const keeper_;
   std::uint64_t now_ms_ = 0;  // of the last call that told
 
-  TableFile<ModelRecord> model_file_;
-  TableFile<SequenceRecord> sequence_file_;
-  TableFile<TableChunk> chunk_file_;
+  StoreTables tables_;
+  Journal journal_;
   std::unique_ptr<Layouts> layouts_;
   std::unique_ptr<SequenceTable> sequences_;
   SlabPool pool_;
@@ -237,10 +297,10 @@ class StoreState final : public Store {
   std::vector<SlabUse> slab_use_;
   std::vector<std::unique_ptr<Tenant>> tenants_;  // id - 1
   std::map<SessionId, std::unique_ptr<Session>> sessions_;
-  std::uint32_t last_session_ = 0;
   std::uint64_t last_wish_ = 0;
   std::unordered_map<std::uint64_t, Job> jobs_;
   std::uint64_t last_job_ = 0;
+  std::size_t checks_in_flight_ = 0;  // of jobs_
   std::vector<TranscodeJob> unsubmitted_;
   std::vector<TranscodeDone> done_;  // kept for its capacity
   std::deque<SlabNotice> notices_;
@@ -249,6 +309,8 @@ class StoreState final : public Store {
   std::uint32_t arena_boost_ = 0;
   std::uint64_t transcodes_ = 0, transcode_failures_ = 0, transcode_bytes_ = 0, drops_ = 0, refusals_ = 0;
   std::uint64_t slabs_created_ = 0, slabs_destroyed_ = 0;
+  VerifyStatus verify_;
+  AdoptReport adopt_;
   std::optional<std::uint64_t> create_failed_ms_;  // when the device last found no memory for a slab
 };
 

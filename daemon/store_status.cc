@@ -20,8 +20,11 @@ StoreStatus StoreState::status() const {
   out.transcode_bytes = transcode_bytes_;
   out.drops = drops_;
   out.refusals = refusals_;
-  out.transcodes_in_flight = static_cast<std::uint32_t>(jobs_.size());
+  out.transcodes_in_flight = static_cast<std::uint32_t>(jobs_.size() - checks_in_flight_);
   out.draining = draining_;
+  out.instance = tables_.root_record().instance;
+  out.verify = verify_;
+  out.adopt = adopt_;
   for (const auto& t : tenants_) {
     out.limbo_slots += t->limbo.size();
     TenantStatus s;
@@ -76,7 +79,16 @@ std::vector<SessionStatus> StoreState::sessions() const {
     x.open_steps = s->segment.open_steps();
     if (x.open_steps > 0)
       x.oldest_step_epochs = raw(current) + 1 - std::min(raw(current) + 1, raw(s->segment.oldest_open(current)));
-    x.commands_refused = s->refused;
+    if (x.open_steps > 0) {
+      x.oldest_step_ms = now_ms_ - std::min(now_ms_, s->oldest_since_ms);
+      for (const Retired& item : tenant_of(s->request.tenant).limbo.items()) {
+        if (item.tag >= s->oldest_step) x.limbo_bytes += pool_.slab(item.slot.slab).page_bytes;
+      }
+    }
+    x.commands_refused = s->record->refused;
+    x.waits_for_client = s->waits;
+    x.evicted = (s->record->flags & kSessionEvicted) != 0;
+    x.lost_pages = s->record->lost_pages;
     out.push_back(std::move(x));
   }
   return out;
@@ -116,6 +128,7 @@ std::vector<PageStatus> StoreState::pages(TenantId id, std::uint32_t limit, std:
 }
 
 void StoreState::check_invariants() const {
+  KVQ_ASSERT(journal_.empty());
   pool_.check_invariants();
   std::map<TenantId, std::uint64_t> charged;
   for (std::uint32_t i = 0; i < pool_.size(); ++i) {
@@ -162,6 +175,7 @@ void StoreState::check_invariants() const {
       KVQ_ASSERT(Layouts::format_of(pool_.slab(r.slab).layout) == r.format);
       if (r.state == PageState::credit) ++credits[r.owner];
       retired += r.state == PageState::retired ? 1 : 0;
+      KVQ_ASSERT((entry.state == EntryState::lost) == (r.state == PageState::lost) || r.state == PageState::retired);
       KVQ_ASSERT((r.state == PageState::retired) == (pool_.slab(r.slab).page[raw(r.slot)] == kNullPage));
       KVQ_ASSERT(r.state == PageState::retired || pool_.slab(r.slab).page[raw(r.slot)] == PageId{i});
     }

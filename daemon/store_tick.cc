@@ -34,6 +34,7 @@ TickReport StoreState::tick(std::uint64_t now_ms) {
   note_wishes();
   carry_out(plan(snapshot()), report);
   quantize_asked(report);
+  start_checks();
   submit_jobs();
   fill_targets(report);
   for (auto& [id, s] : sessions_) update_words(*s);
@@ -42,6 +43,7 @@ TickReport StoreState::tick(std::uint64_t now_ms) {
   report.level = arena_level_;
   for (const auto& t : tenants_) report.level = std::max(report.level, t->level);
   report.busy = is_busy();
+  KVQ_ASSERT(journal_.empty());
   return report;
 }
 
@@ -56,7 +58,7 @@ void StoreState::note_steps(std::uint64_t now_ms) {
 }
 
 bool StoreState::may_have_pages(const Session& s) const {
-  if (!s.ready || !s.connected) return false;
+  if (!s.ready || !s.connected || s.segment.broken()) return false;
   const Tenant& t = tenant_of(s.request.tenant);
   const bool blocks = t.limbo.size() > 0 && t.limbo.items().front().tag >= s.oldest_step;
   return !blocks || now_ms_ - s.oldest_since_ms < config_.step_deadline_ms;
@@ -163,13 +165,16 @@ void StoreState::update_words(Session& s) {
 }
 
 bool StoreState::is_busy() const {
-  if (!jobs_.empty() || device_.in_flight() > 0) return true;
+  if (!jobs_.empty() || verify_.running || device_.in_flight() > 0) return true;
   for (const auto& t : tenants_) {
-    if (t->limbo.size() > 0 || !t->seals.empty() || !t->asked.empty() || t->obstacle != Obstacle::none) return true;
+    if (t->limbo.size() > 0 || !t->seals.empty() || !t->asked.empty() || !t->unchecked.empty() ||
+        t->obstacle != Obstacle::none)
+      return true;
   }
   for (std::uint32_t i = 0; i < pool_.size(); ++i) {
-    const SlabState state = pool_.slab(SlabId{i}).state;
-    if (state == SlabState::creating || state == SlabState::draining) return true;
+    const Slab& slab = pool_.slab(SlabId{i});
+    if (slab.state == SlabState::creating || slab.state == SlabState::draining) return true;
+    if (slab.state == SlabState::ready && slab.empty()) return true;  // until it has been kept for long enough
   }
   return std::any_of(sessions_.begin(), sessions_.end(), [](const auto& e) { return e.second->wish > 0; });
 }

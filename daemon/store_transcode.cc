@@ -6,6 +6,10 @@
 
 namespace kvq {
 
+std::optional<std::uint64_t> StoreState::checksum_of(const PageRecord& r) {
+  return (r.flags & kPageHasChecksum) != 0 ? std::optional(r.checksum) : std::nullopt;
+}
+
 // False: no slot for it now. `leave`: the slab that a compaction empties.
 bool StoreState::start_transcode(Tenant& t, PageId page, Format to, std::optional<SlabId> leave) {
   const PageRecord& r = t.pages->record(page);
@@ -19,10 +23,14 @@ bool StoreState::start_transcode(Tenant& t, PageId page, Format to, std::optiona
                           .from = &layouts_->layout(r.model, r.format),
                           .to = &layouts_->layout(r.model, to),
                           .source_bytes = pool_.offset_bytes(from),
-                          .destination_bytes = pool_.offset_bytes(*slot)});
+                          .destination_bytes = pool_.offset_bytes(*slot),
+                          .checksum = checksum_of(r)});
   jobs_.emplace(last_job_, job);
   pool_.set_leaving(from, true);
   t.pages->move(page, PageState::transcoding);
+  if (to != Format::dense) t.pages->set_turns_cold(page, true);
+  kill_point(KillPoint::transcode_started);
+  commit();
   return true;
 }
 
@@ -30,6 +38,7 @@ void StoreState::submit_jobs() {
   if (unsubmitted_.empty()) return;
   device_.submit(unsubmitted_);
   unsubmitted_.clear();
+  kill_point(KillPoint::transcode_submitted);
 }
 
 void StoreState::finish_jobs(TickReport& report) {
@@ -40,15 +49,23 @@ void StoreState::finish_jobs(TickReport& report) {
     KVQ_ASSERT(found != jobs_.end());
     const Job job = found->second;
     jobs_.erase(found);
-    finish_job(job, done.error, report);
+    if (job.checks) {
+      finish_check(job, done);
+    } else {
+      finish_job(job, done, report);
+    }
+    commit();
+    kill_point(KillPoint::transcode_committed);
   }
 }
 
-void StoreState::finish_job(const Job& job, const Error& error, TickReport& report) {
+void StoreState::finish_job(const Job& job, const TranscodeDone& done, TickReport& report) {
+  const Error& error = done.error;
   Tenant& t = tenant_of(job.tenant);
   const PageRecord& r = t.pages->record(job.page);
   KVQ_ASSERT(r.state == PageState::transcoding && r.slab == job.from.slab && r.slot == job.from.slot);
   pool_.set_leaving(job.from, false);
+  t.pages->set_turns_cold(job.page, false);
   const bool released = t.pages->use(job.page).references == 0 && (r.flags & kPageIndexed) == 0;
   // A holder that lost its connection since may not have mapped the new slab.
   const bool stays = released || t.pages->use(job.page).immobile > 0 || error.code != Errc::ok;
@@ -65,18 +82,22 @@ void StoreState::finish_job(const Job& job, const Error& error, TickReport& repo
   if (error.code != Errc::ok) {
     ++report.transcodes_failed;
     ++transcode_failures_;
+    if (error.code == Errc::lost_page) return quarantine(t, job.page);
     if (error.code == Errc::invalid_argument && !job.moves) {
       t.pages->set_keeps_dense(job.page);
     } else {
       t.pages->count_failure(job.page, true);
     }
+    if ((r.flags & kPageHasChecksum) == 0) t.unchecked.emplace_back(job.page, r.generation);
     log("event=transcode_failed tenant=" + t.spec.name + " page=" + std::to_string(raw(job.page)) + " why=\"" +
         error.context + "\"");
     return;
   }
   if (stays) return;
   t.pages->set_place(job.page, {job.to.slab, job.to.slot, job.format});
+  t.pages->set_checksum(job.page, done.checksum);
   t.directory.publish(job.page, {r.generation, job.format, EntryState::sealed, pool_.offset_bytes(job.to)});
+  kill_point(KillPoint::transcode_published);
   pool_.retire(job.from);
   t.limbo.retire({.slot = job.from, .page = kNullPage, .tag = t.directory.epoch(), .retired_ms = now_ms_});
   t.retired_in_epoch = true;

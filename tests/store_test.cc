@@ -55,9 +55,10 @@ TEST(Store, AttachRefusesWhatDoesNotMatch) {
   EXPECT_EQ(attach(*client, 2, kNullPage, 0, 3, key), Errc::stale_id);
   EXPECT_EQ(attach(*client, 2, PageId{0xffffffff}, 0, 3, key), Errc::stale_id);
   EXPECT_EQ(attach(*other, 2, hit.page, hit.generation, 3, key), Errc::stale_id);           // another geometry
-  EXPECT_EQ(attach(*client, 1, hit.page, hit.generation, 3, key), Errc::invalid_argument);  // sequence in use
+  EXPECT_EQ(attach(*client, 1, hit.page, hit.generation, 2, key), Errc::invalid_argument);  // sequence in use
   EXPECT_EQ(attach(*client, kMaxSequences, hit.page, hit.generation, 3, key), Errc::invalid_argument);
   EXPECT_EQ(attach(*client, 2, hit.page, hit.generation, 3, key), Errc::ok);
+  EXPECT_EQ(attach(*client, 2, hit.page, hit.generation, 3, key), Errc::ok);  // asked again: the answer was lost
   node.store->check_invariants();
 }
 

@@ -1,11 +1,27 @@
 // Computes each format's layout once, when a geometry is registered.
 #include "daemon/core/layouts.h"
 
+#include <atomic>
+
 namespace kvq {
 
+Layouts::Layouts(std::span<ModelRecord> records) : records_(records), layouts_(records.size()) {
+  for (std::uint16_t i = 1; i < records_.size(); ++i) {
+    if (records_[i].live != 0) make_layouts(i);
+  }
+}
+
 void Layouts::put(std::uint16_t model, const ModelGeometry& geometry) {
+  records_[model].live = 0;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
   records_[model].geometry = geometry;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
   records_[model].live = 1;
+  make_layouts(model);
+}
+
+void Layouts::make_layouts(std::uint16_t model) {
+  const ModelGeometry& geometry = records_[model].geometry;
   layouts_[model] = std::make_unique<PageLayout[]>(kFormatCount);
   for (std::uint32_t f = 1; f < kFormatCount; ++f) layouts_[model][f] = make_layout(geometry, static_cast<Format>(f));
 }

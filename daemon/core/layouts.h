@@ -14,7 +14,7 @@
 
 namespace kvq {
 
-// Durable: lies in a daemon-private memfd, by model number.
+// Durable: lies in a daemon-private memfd, by model number. The geometry is written while `live` is 0.
 struct ModelRecord {
   ModelGeometry geometry;
   std::uint32_t live;
@@ -22,7 +22,8 @@ struct ModelRecord {
 
 class Layouts {
  public:
-  explicit Layouts(std::span<ModelRecord> records) : records_(records), layouts_(records.size()) {}
+  // `records`: all zero, or checked (check_geometry, each); they outlive the registry.
+  explicit Layouts(std::span<ModelRecord> records);
 
   // The geometry's number, new or known. `in_use(model)` tells which numbers may not be given to another geometry.
   template <typename InUse>
@@ -44,6 +45,8 @@ class Layouts {
   const PageLayout& layout(std::uint16_t model, Format format) const {
     return layouts_[model][static_cast<std::size_t>(format)];
   }
+  std::uint16_t capacity() const { return static_cast<std::uint16_t>(records_.size()); }
+  bool live(std::uint16_t model) const { return model != 0 && model < records_.size() && records_[model].live != 0; }
   static LayoutId id(std::uint16_t model, Format format) {
     return LayoutId{model * kFormatCount + static_cast<std::uint32_t>(format)};
   }
@@ -52,6 +55,7 @@ class Layouts {
 
  private:
   void put(std::uint16_t model, const ModelGeometry& geometry);
+  void make_layouts(std::uint16_t model);
 
   std::span<ModelRecord> records_;
   std::vector<std::unique_ptr<PageLayout[]>> layouts_;

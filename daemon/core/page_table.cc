@@ -1,6 +1,9 @@
 // Keeps page_table.h's edges and victim lists. Every function that changes what a list depends on ends in refresh().
 #include "daemon/core/page_table.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "kvq/result.h"
 
 namespace kvq {
@@ -16,9 +19,10 @@ constexpr std::uint8_t kEdges[kPageStates] = {
     static_cast<std::uint8_t>(bit(PageState::open) | bit(PageState::retired)),
     static_cast<std::uint8_t>(bit(PageState::sealing) | bit(PageState::retired)),
     static_cast<std::uint8_t>(bit(PageState::sealed) | bit(PageState::retired)),
-    static_cast<std::uint8_t>(bit(PageState::transcoding) | bit(PageState::retired)),
+    static_cast<std::uint8_t>(bit(PageState::transcoding) | bit(PageState::retired) | bit(PageState::lost)),
     static_cast<std::uint8_t>(bit(PageState::sealed) | bit(PageState::retired)),
     bit(PageState::free),
+    bit(PageState::retired),
 };
 
 std::uint32_t changed(std::uint32_t count, bool before, bool after) {
@@ -29,38 +33,56 @@ std::uint32_t changed(std::uint32_t count, bool before, bool after) {
 }  // namespace
 
 const char* name(PageState state) {
-  constexpr const char* kNames[kPageStates] = {"free", "credit", "open", "sealing", "sealed", "transcoding", "retired"};
+  constexpr const char* kNames[kPageStates] = {"free",   "credit",      "open",    "sealing",
+                                               "sealed", "transcoding", "retired", "lost"};
   return kNames[static_cast<std::size_t>(state)];
 }
 
-PageTable::PageTable(std::span<PageRecord> records, bool quantizable)
+PageTable::PageTable(std::span<PageRecord> records, bool quantizable, JournalRegion journal, std::vector<PageUse> uses)
     : records_(records),
       quantizable_(quantizable),
-      uses_(records.size()),
+      journal_(journal),
+      uses_(std::move(uses)),
       quantize_member_(records.size(), VictimList::none),
       drop_member_(records.size(), 0),
       counted_cached_(records.size(), 0),
       quantize_links_(records.size()),
       drop_links_(records.size()) {
   KVQ_ASSERT(records.size() > 1);
-  free_.reserve(records.size() - 1);
-  for (std::size_t i = records.size() - 1; i > 0; --i) {
-    KVQ_ASSERT(records[i].state == PageState::free);
-    free_.push_back(PageId{static_cast<std::uint32_t>(i)});
-  }
-  state_count_[static_cast<std::size_t>(PageState::free)] = static_cast<std::uint32_t>(free_.size());
+  uses_.resize(records.size());
+  index_records();
 }
 
-PageRecord& PageTable::at(PageId page) {
+void PageTable::index_records() {
+  free_.reserve(records_.size() - 1);
+  std::vector<PageId> used;
+  for (std::size_t i = records_.size() - 1; i > 0; --i) {
+    const PageId page{static_cast<std::uint32_t>(i)};
+    ++state_count_[static_cast<std::size_t>(records_[i].state)];
+    if (records_[i].state == PageState::free) {
+      free_.push_back(page);
+    } else {
+      used.push_back(page);
+    }
+  }
+  // In the lists' order, so that each insertion is at the end.
+  std::stable_sort(used.begin(), used.end(),
+                   [this](PageId a, PageId b) { return record(a).last_use_ms < record(b).last_use_ms; });
+  for (PageId page : used) refresh(page);
+}
+
+PageRecord& PageTable::change(PageId page) {
   KVQ_ASSERT(names_page(page));
-  return records_[raw(page)];
+  PageRecord& r = records_[raw(page)];
+  journal_.save(r);
+  return r;
 }
 
 PageId PageTable::allocate(const Place& place, std::uint16_t model, SessionId owner, std::uint64_t now_ms) {
   KVQ_ASSERT(!free_.empty());
   const PageId page = free_.back();
   free_.pop_back();
-  PageRecord& r = at(page);
+  PageRecord& r = change(page);
   r.slab = place.slab;
   r.slot = place.slot;
   r.format = place.format;
@@ -73,7 +95,7 @@ PageId PageTable::allocate(const Place& place, std::uint16_t model, SessionId ow
 
 void PageTable::release_id(PageId page) {
   move(page, PageState::free);
-  PageRecord& r = at(page);
+  PageRecord& r = change(page);
   KVQ_ASSERT((r.flags & kPageIndexed) == 0 && use(page).references == 0 && use(page).children == 0);
   const auto generation = static_cast<std::uint16_t>(r.generation + 1);
   r = PageRecord{};
@@ -83,7 +105,7 @@ void PageTable::release_id(PageId page) {
 }
 
 void PageTable::move(PageId page, PageState to) {
-  PageRecord& r = at(page);
+  PageRecord& r = change(page);
   KVQ_ASSERT((kEdges[static_cast<std::size_t>(r.state)] & bit(to)) != 0);
   KVQ_ASSERT(to != PageState::retired || (use(page).references == 0 && (r.flags & kPageIndexed) == 0));
   --state_count_[static_cast<std::size_t>(r.state)];
@@ -94,22 +116,53 @@ void PageTable::move(PageId page, PageState to) {
 }
 
 void PageTable::set_place(PageId page, const Place& place) {
-  PageRecord& r = at(page);
+  PageRecord& r = change(page);
   KVQ_ASSERT(r.state == PageState::transcoding);
   r.slab = place.slab;
   r.slot = place.slot;
   r.format = place.format;
+  r.flags &= static_cast<std::uint16_t>(~kPageHasChecksum);  // of the old place
 }
 
-void PageTable::set_key(PageId page, const Key& key) {
-  PageRecord& r = at(page);
+void PageTable::set_seal(PageId page, const Seal& seal) {
+  PageRecord& r = change(page);
+  r.key = seal.key;
+  r.seal_serial = seal.serial;
+  r.seal_session = seal.session;
+  r.seal_sequence = seal.sequence;
+  r.seal_index = seal.index;
+  if (seal.is_private) r.flags |= kPageSealPrivate;
+  move(page, PageState::sealing);
+}
+
+void PageTable::confirm_key(PageId page) {
+  PageRecord& r = change(page);
   KVQ_ASSERT(r.state == PageState::sealing);
-  r.key = key;
   r.flags |= kPageHasKey;
 }
 
+void PageTable::set_checksum(PageId page, std::uint64_t checksum) {
+#if !defined(KVQ_WITHOUT_CHECKSUMS)  // an older kvqd, for the tests of upgrades: its records have none
+  PageRecord& r = change(page);
+  r.checksum = checksum;
+  r.flags |= kPageHasChecksum;
+#else
+  (void)page, (void)checksum;
+#endif
+}
+
+void PageTable::set_quantizable(bool quantizable) {
+  if (std::exchange(quantizable_, quantizable) == quantizable) return;
+  for (std::uint32_t i = 1; i < records_.size(); ++i) refresh(PageId{i});
+}
+
+void PageTable::set_turns_cold(PageId page, bool turns) {
+  PageRecord& r = change(page);
+  r.flags = static_cast<std::uint16_t>(turns ? r.flags | kPageTurnsCold : r.flags & ~kPageTurnsCold);
+}
+
 void PageTable::set_indexed(PageId page, PageId parent) {
-  PageRecord& r = at(page);
+  PageRecord& r = change(page);
   KVQ_ASSERT((r.flags & (kPageHasKey | kPageIndexed)) == kPageHasKey && r.state == PageState::sealing);
   r.parent = parent;
   r.flags |= kPageIndexed;
@@ -122,7 +175,7 @@ void PageTable::set_indexed(PageId page, PageId parent) {
 }
 
 void PageTable::clear_indexed(PageId page) {
-  PageRecord& r = at(page);
+  PageRecord& r = change(page);
   KVQ_ASSERT((r.flags & kPageIndexed) != 0 && use(page).children == 0);
   r.flags &= static_cast<std::uint16_t>(~kPageIndexed);
   const PageId parent = r.parent;
@@ -135,7 +188,7 @@ void PageTable::clear_indexed(PageId page) {
 }
 
 void PageTable::set_keeps_dense(PageId page) {
-  at(page).flags |= kPageKeepsDense;
+  change(page).flags |= kPageKeepsDense;
   refresh(page);
 }
 
@@ -146,7 +199,7 @@ void PageTable::count_failure(PageId page, bool failed) {
 }
 
 void PageTable::touch(PageId page, std::uint64_t now_ms) {
-  PageRecord& r = at(page);
+  PageRecord& r = records_[raw(page)];  // when it was used last is no fact that a crash must keep
   if (r.last_use_ms >= now_ms) return;
   // Take it out of its lists first: their order is by this stamp.
   const VictimList list = quantize_member_[raw(page)];

@@ -3,8 +3,8 @@
 // Invariant: a page changes state only along the edges drawn here; anything else asserts. A page is on a victim list
 // exactly when its record says that it is a candidate, so that planning never walks all pages.
 //
-//   free -> credit -> open -> sealing -> sealed <-> transcoding      credit, open, sealing, sealed, transcoding ->
-//   retired
+//   free -> credit -> open -> sealing -> sealed <-> transcoding; sealed -> lost     credit, open, sealing, sealed,
+//   transcoding, lost -> retired
 //     ^                                                                                                        |
 //     +---------------------------------------- reaped from limbo -------------------------------------------+
 #pragma once
@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "daemon/core/journal.h"
 #include "daemon/core/page_list.h"
 #include "kvq/directory.h"
 #include "kvq/prefix_table.h"
@@ -30,16 +31,21 @@ enum class PageState : std::uint8_t {
   sealed = 4,       // immutable, readable at its slot
   transcoding = 5,  // immutable, readable at its slot, a job reads it
   retired = 6,      // in limbo with its slot
+  lost = 7,         // its bytes are not what they were: nobody may read them, its slot waits for its holders
 };
-inline constexpr std::size_t kPageStates = 7;
+inline constexpr std::size_t kPageStates = 8;
 const char* name(PageState state);
 
 inline constexpr std::uint16_t kPageIndexed = 1;     // the prefix table names it
 inline constexpr std::uint16_t kPageKeepsDense = 2;  // its values cannot be quantized
 inline constexpr std::uint16_t kPageHasKey = 4;  // `key` names its content (also of a duplicate, which is not indexed)
+inline constexpr std::uint16_t kPageHasChecksum = 8;
+inline constexpr std::uint16_t kPageTurnsCold = 16;    // a job rewrites it in the cold format
+inline constexpr std::uint16_t kPageSealPrivate = 32;  // while sealing: it gets no name
+inline constexpr std::uint16_t kPageFlags = 63;        // all that exist
 
 // Durable: lies in a daemon-private memfd (shm/table_file.h). All zero: a free page.
-struct alignas(64) PageRecord {
+struct alignas(32) PageRecord {
   Key key;
   PageId parent;  // the indexed page before it, null at the root; meaningful while indexed
   SlabId slab;
@@ -51,8 +57,14 @@ struct alignas(64) PageRecord {
   std::uint16_t flags;
   SessionId owner;  // of a credit, open or sealing page
   std::uint64_t last_use_ms;
+  std::uint64_t checksum;       // XXH3 of its slot's bytes, with kPageHasChecksum
+  std::uint64_t seal_serial;    // while sealing: the step that writes it, 0: none
+  SessionId seal_session;       // whose step
+  std::uint32_t seal_sequence;  // record of the sequence
+  std::uint32_t seal_index;     // place in its block table
+  std::uint32_t reserved;
 };
-static_assert(sizeof(PageRecord) == 64);
+static_assert(sizeof(PageRecord) == 96);
 
 // What one sequence's hold on a page adds to its counts.
 struct Hold {
@@ -74,8 +86,10 @@ enum class VictimList : std::uint8_t { none, idle, running, cached };
 
 class PageTable {
  public:
-  // `records`: all zero, record 0 for the null page; outlives the table. `quantizable`: false keeps every page dense.
-  PageTable(std::span<PageRecord> records, bool quantizable);
+  // `records`: record 0 for the null page; they outlive the table. All zero, or checked (record_check.h) and with
+  // `uses` counted from the block tables. `quantizable`: false keeps every page dense.
+  PageTable(std::span<PageRecord> records, bool quantizable, JournalRegion journal = {},
+            std::vector<PageUse> uses = {});
 
   bool names_page(PageId page) const { return raw(page) != 0 && raw(page) < records_.size(); }
   const PageRecord& record(PageId page) const { return records_[raw(page)]; }
@@ -98,7 +112,18 @@ class PageTable {
 
   void move(PageId page, PageState to);  // every other edge
   void set_place(PageId page, const Place& place);
-  void set_key(PageId page, const Key& key);
+  struct Seal {
+    SessionId session{};
+    std::uint64_t serial = 0;
+    std::uint32_t sequence = 0, index = 0;
+    bool is_private = false;
+    Key key{};
+  };
+  void set_seal(PageId page, const Seal& seal);  // open -> sealing
+  void confirm_key(PageId page);                 // the key of set_seal names its content
+  void set_checksum(PageId page, std::uint64_t checksum);
+  void set_turns_cold(PageId page, bool turns);
+  void set_quantizable(bool quantizable);
   void set_indexed(PageId page, PageId parent);
   void clear_indexed(PageId page);
   void set_keeps_dense(PageId page);
@@ -115,13 +140,15 @@ class PageTable {
   PageId next_victim(VictimList list, PageId page) const;
 
  private:
-  PageRecord& at(PageId page);
+  PageRecord& change(PageId page);  // saved in the journal first
+  void index_records();
   void refresh(PageId page);
   VictimList wanted_list(const PageRecord& record, const PageUse& use) const;
   void enlist(PageList& list, PageId page);
 
   std::span<PageRecord> records_;
   bool quantizable_;
+  JournalRegion journal_;
   std::vector<PageUse> uses_;
   std::vector<PageId> free_;
   std::array<std::uint32_t, kPageStates> state_count_{};

@@ -1,8 +1,8 @@
 // The sequence table: the block tables of all sequences, in fixed memory.
 //
-// Invariant: a page id is written into its chunk before the sequence's page count covers it, and a count falls before
-// places are cleared, so after a crash at any point each counted place holds what it should. A chunk names its owner
-// and ordinal, so that the block tables can be put together again from the chunks alone.
+// Invariant: places below a sequence's page count change only after they are in the journal; places beyond it may hold
+// anything. A chunk names its owner and ordinal, so that the block tables can be put together again from the chunks
+// alone.
 //
 //   SequenceRecord[] (64 bytes each, record 0 unused)        TableChunk[] (256 bytes each: owner, ordinal, 62 page ids)
 #pragma once
@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "daemon/core/journal.h"
 #include "daemon/core/page_table.h"
 #include "kvq/types.h"
 
@@ -57,8 +58,9 @@ Hold hold_of(const SequenceRecord& s, std::uint32_t index, std::uint32_t pages, 
 
 class SequenceTable {
  public:
-  // Both all zero; they outlive the table.
-  SequenceTable(std::span<SequenceRecord> records, std::span<TableChunk> chunks);
+  // Both all zero, or checked (record_check.h); they outlive the table. Chunks that no sequence needs become free.
+  SequenceTable(std::span<SequenceRecord> records, std::span<TableChunk> chunks, JournalRegion record_journal = {},
+                JournalRegion chunk_journal = {});
 
   std::optional<SequenceIndex> create(SessionId session, SequenceId id, TenantId tenant, std::uint16_t flags,
                                       std::uint64_t now_ms);
@@ -73,20 +75,31 @@ class SequenceTable {
   bool append(SequenceIndex s, PageId page);                 // false: no room
   void cut(SequenceIndex s, std::uint32_t pages);            // the block table ends after `pages`
   void forget_before(SequenceIndex s, std::uint32_t index);  // [first_kept, index) become the null page
-  void set_flags(SequenceIndex s, std::uint16_t flags) { at(s).flags = flags; }
+  void set_flags(SequenceIndex s, std::uint16_t flags) { change(s).flags = flags; }
   void commit(SequenceIndex s, std::uint64_t tokens, std::uint64_t now_ms);
+
+  template <typename Body>  // body(index, record), in order of index
+  void each_live(Body body) const {
+    for (std::uint32_t i = 1; i < records_.size(); ++i) {
+      if ((records_[i].flags & kSequenceLive) != 0) body(SequenceIndex{i}, records_[i]);
+    }
+  }
 
   std::uint32_t live() const { return static_cast<std::uint32_t>(records_.size() - 1 - free_records_.size()); }
   std::uint32_t free_chunks() const { return static_cast<std::uint32_t>(free_chunks_.size()); }
 
  private:
-  SequenceRecord& at(SequenceIndex s) { return records_[raw(s)]; }
+  SequenceRecord& change(SequenceIndex s) {
+    record_journal_.save(records_[raw(s)]);
+    return records_[raw(s)];
+  }
   TableChunk& chunk_of(SequenceIndex s, std::uint32_t index) {
     return chunks_[chunk_list_[raw(s)][index / kChunkPages]];
   }
 
   std::span<SequenceRecord> records_;
   std::span<TableChunk> chunks_;
+  JournalRegion record_journal_, chunk_journal_;
   std::vector<std::uint32_t> free_records_, free_chunks_;
   std::vector<std::vector<std::uint32_t>> chunk_list_;  // derived: the chunks of each sequence, by ordinal
 };

@@ -22,11 +22,21 @@ Slab& SlabPool::at(SlabId id) {
 }
 
 std::optional<SlabId> SlabPool::open(TenantId tenant, LayoutId layout, std::uint64_t page_bytes, bool for_transcode) {
-  KVQ_ASSERT(page_bytes > 0 && page_bytes <= slab_bytes_ && page_bytes % kOffsetUnitBytes == 0);
   if (free_slabs_ <= (for_transcode ? 0 : reserve_)) return std::nullopt;
   std::uint32_t i = 0;
   while (slabs_[i].state != SlabState::free) ++i;
-  Slab& s = slabs_[i];
+  claim(SlabId{i}, tenant, layout, page_bytes);
+  return SlabId{i};
+}
+
+void SlabPool::adopt(SlabId id, TenantId tenant, LayoutId layout, std::uint64_t page_bytes) {
+  KVQ_ASSERT(at(id).state == SlabState::free);
+  claim(id, tenant, layout, page_bytes);
+}
+
+void SlabPool::claim(SlabId id, TenantId tenant, LayoutId layout, std::uint64_t page_bytes) {
+  KVQ_ASSERT(page_bytes > 0 && page_bytes <= slab_bytes_ && page_bytes % kOffsetUnitBytes == 0);
+  Slab& s = at(id);
   s.state = SlabState::creating;
   s.tenant = tenant;
   s.layout = layout;
@@ -36,8 +46,24 @@ std::optional<SlabId> SlabPool::open(TenantId tenant, LayoutId layout, std::uint
   if (s.slots % 64 != 0) s.free_bits.back() = (std::uint64_t{1} << (s.slots % 64)) - 1;
   s.page.assign(s.slots, kNullPage);
   --free_slabs_;
-  classes_[class_key(tenant, layout)].slabs.push_back(SlabId{i});
-  return SlabId{i};
+  classes_[class_key(tenant, layout)].slabs.push_back(id);
+}
+
+bool SlabPool::occupy(SlotRef where, PageId page) {
+  const Slab& s = at(where.slab);
+  KVQ_ASSERT(raw(where.slot) < s.slots && s.state == SlabState::ready);
+  if ((s.free_bits[raw(where.slot) / 64] >> (raw(where.slot) % 64) & 1) == 0) return false;
+  take_slot(where, page);
+  return true;
+}
+
+void SlabPool::take_slot(SlotRef where, PageId page) {
+  Slab& s = at(where.slab);
+  s.free_bits[raw(where.slot) / 64] &= ~(std::uint64_t{1} << (raw(where.slot) % 64));
+  s.page[raw(where.slot)] = page;
+  s.used = true;
+  ++s.live;
+  --class_of(s).ready_free;
 }
 
 void SlabPool::set_ready(SlabId id, std::uint64_t now_ms) {
@@ -82,15 +108,11 @@ std::optional<SlotRef> SlabPool::take(TenantId tenant, LayoutId layout, PageId p
     if (!chosen) return std::nullopt;
     if (!except) c.hint = chosen;
   }
-  Slab& s = slabs_[raw(*chosen)];
+  const Slab& s = slabs_[raw(*chosen)];
   std::size_t word = 0;
   while (s.free_bits[word] == 0) ++word;
   const auto slot = static_cast<std::uint32_t>(word * 64 + static_cast<unsigned>(std::countr_zero(s.free_bits[word])));
-  s.free_bits[word] &= s.free_bits[word] - 1;
-  s.page[slot] = page;
-  s.used = true;
-  ++s.live;
-  --c.ready_free;
+  take_slot({*chosen, SlotIndex{slot}}, page);
   return SlotRef{*chosen, SlotIndex{slot}};
 }
 

@@ -53,6 +53,20 @@ class SlabPool {
 
   // free -> creating. Nothing when no slab is free, or only reserved ones are and `for_transcode` is false.
   std::optional<SlabId> open(TenantId tenant, LayoutId layout, std::uint64_t page_bytes, bool for_transcode);
+  // The same for the very slab that an earlier daemon used, whatever the reserve says. Precondition: it is free.
+  void adopt(SlabId id, TenantId tenant, LayoutId layout, std::uint64_t page_bytes);
+  // free -> live, at the very slot that a record names. False: it is taken already.
+  bool occupy(SlotRef at, PageId page);
+  // Every free slot of a ready slab -> limbo: nobody knows who may still read it. Calls `taken(slot)` for each.
+  template <typename Taken>
+  void take_all_free(SlabId id, Taken taken) {
+    for (std::uint32_t i = 0; i < slab(id).slots; ++i) {
+      if ((slab(id).free_bits[i / 64] >> (i % 64) & 1) == 0) continue;
+      take_slot({id, SlotIndex{i}}, PageId{1});
+      retire({id, SlotIndex{i}});
+      taken(SlotRef{id, SlotIndex{i}});
+    }
+  }
   void set_ready(SlabId id, std::uint64_t now_ms);  // creating -> ready
   void start_drain(SlabId id);                      // ready or creating, and empty -> draining
   void close(SlabId id);                            // creating or draining, and empty -> free
@@ -91,6 +105,8 @@ class SlabPool {
   Slab& at(SlabId id);
   Class& class_of(const Slab& s) { return classes_.at(class_key(s.tenant, s.layout)); }
   void free_slot(SlotRef at, std::uint64_t now_ms);
+  void take_slot(SlotRef at, PageId page);
+  void claim(SlabId id, TenantId tenant, LayoutId layout, std::uint64_t page_bytes);
 
   std::uint64_t slab_bytes_;
   std::uint32_t reserve_, free_slabs_;

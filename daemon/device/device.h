@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "daemon/shm/descriptor.h"
 #include "kvq/page_format.h"
 #include "kvq/result.h"
 #include "kvq/types.h"
@@ -18,7 +20,8 @@
 namespace kvq {
 
 // Transcode one page: read `from` at `source`, write `to` at `destination` (bytes from the arena's base). The layouts
-// outlive the job (the store owns the registry). Equal formats copy.
+// outlive the job (the store owns the registry). Equal formats copy; without `to` the source is only read. The source
+// is compared with `checksum` first, when there is one.
 struct TranscodeJob {
   std::uint64_t id = 0;  // the store's; returned in the completion
   const ModelGeometry* geometry = nullptr;
@@ -26,11 +29,15 @@ struct TranscodeJob {
   const PageLayout* to = nullptr;
   std::uint64_t source_bytes = 0;
   std::uint64_t destination_bytes = 0;
+  std::optional<std::uint64_t> checksum;  // of the source
 };
 
 struct TranscodeDone {
   std::uint64_t id = 0;
-  Error error;  // code ok, or why the page must keep its old form (invalid_argument: non-finite or out-of-range values)
+  // code ok, or why the page must keep its old form (invalid_argument: non-finite or out-of-range values; lost_page:
+  // the source is not what its checksum says).
+  Error error;
+  std::uint64_t checksum = 0;  // of what was written; without `to`, of what was read
 };
 
 class Device {
@@ -44,6 +51,8 @@ class Device {
 
   // A new, zeroed slab at its place in the arena. Until destroy_slab the id is taken.
   virtual Result<void> create_slab(SlabId slab) = 0;
+  // The slab that an earlier daemon made, by its writable descriptor (used up), at its old place.
+  virtual Result<void> adopt_slab(SlabId slab, Descriptor& file) = 0;
   // Gives the memory back. Every importer has dropped it (or died) before.
   virtual void destroy_slab(SlabId slab) = 0;
   // A descriptor that importers map; owned by the device, valid until destroy_slab. A read-only one cannot be mapped

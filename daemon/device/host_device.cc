@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "daemon/device/checksum.h"
 #include "daemon/device/device.h"
 #include "daemon/shm/memfd.h"
 #include "kernels/host_kernels.h"
@@ -50,12 +51,25 @@ struct Batch {
   std::vector<TranscodeDone> done;
 };
 
-void run_batch(Batch& batch, std::byte* base) {
-  for (const TranscodeJob& job : batch.jobs) {
-    const Result<void> result =
-        transcode_page(*job.geometry, *job.from, base + job.source_bytes, *job.to, base + job.destination_bytes);
-    batch.done.push_back({job.id, result.error()});
+TranscodeDone run_job(const TranscodeJob& job, std::byte* base) {
+  const std::byte* source = base + job.source_bytes;
+  TranscodeDone done{.id = job.id};
+  if (job.checksum || job.to == nullptr) {
+    done.checksum = page_checksum(source, job.from->page_bytes);
+    if (job.checksum && *job.checksum != done.checksum) {
+      done.error = {Errc::lost_page, 0, "its bytes do not fit its checksum"};
+      return done;
+    }
   }
+  if (job.to == nullptr) return done;
+  std::byte* destination = base + job.destination_bytes;
+  done.error = transcode_page(*job.geometry, *job.from, source, *job.to, destination).error();
+  if (done.error.code == Errc::ok) done.checksum = page_checksum(destination, job.to->page_bytes);
+  return done;
+}
+
+void run_batch(Batch& batch, std::byte* base) {
+  for (const TranscodeJob& job : batch.jobs) batch.done.push_back(run_job(job, base));
 }
 
 class HostDevice final : public Device {
@@ -71,17 +85,14 @@ class HostDevice final : public Device {
   std::uint64_t slab_bytes() const override { return slab_bytes_; }
 
   Result<void> create_slab(SlabId slab) override {
-    KVQ_ASSERT(raw(slab) < files_.size() && !files_[raw(slab)]);
     Result<Descriptor> file = make_memory_file("kvq-slab", slab_bytes_);
     if (!file) return file.error();
-    Result<Descriptor> reader = reopen_read_only(*file);
-    if (!reader) return reader.error();
-    if (::mmap(place(slab), slab_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file->get(), 0) ==
-        MAP_FAILED) {
-      return Error{Errc::system, errno, "mapping a slab"};
-    }
-    files_[raw(slab)] = Files{std::move(*file), std::move(*reader)};
-    return {};
+    return place_slab(slab, std::move(*file));
+  }
+
+  Result<void> adopt_slab(SlabId slab, Descriptor& file) override {
+    if (const Result<void> good = check_memory_file(file, slab_bytes_); !good) return good.error();
+    return place_slab(slab, std::move(file));
   }
 
   void destroy_slab(SlabId slab) override {
@@ -124,6 +135,16 @@ class HostDevice final : public Device {
   struct Files {
     Descriptor file, reader;
   };
+  Result<void> place_slab(SlabId slab, Descriptor file) {
+    KVQ_ASSERT(raw(slab) < files_.size() && !files_[raw(slab)]);
+    Result<Descriptor> reader = reopen_read_only(file);
+    if (!reader) return reader.error();
+    if (::mmap(place(slab), slab_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file.get(), 0) == MAP_FAILED) {
+      return Error{Errc::system, errno, "mapping a slab"};
+    }
+    files_[raw(slab)] = Files{std::move(file), std::move(*reader)};
+    return {};
+  }
   std::byte* place(SlabId slab) const { return shared_->arena.base + std::uint64_t{raw(slab)} * slab_bytes_; }
 
   std::uint64_t slab_bytes_;

@@ -1,13 +1,12 @@
 // The directory's only writer: publishes entries and advances the tenant's epoch.
 //
-// Invariant: an entry is published with one release store. What retire() sends to limbo is tagged with epoch(), and
-// advance_epoch() follows before any step ring is scanned: it stores the next epoch and then stands as the daemon's
-// half of the fence pair (publish, fence, scan steps). The client's half is in kvq/segment.h, StepSlot (begin, fence,
-// read).
+// Invariant: an entry is published with one release store. What is retired is tagged with epoch(), and advance_epoch()
+// follows before any step slot is scanned; both halves of its fence pair are in kvq/step_protocol.h.
 #pragma once
 
 #include "daemon/shm/memfd.h"
 #include "kvq/directory.h"
+#include "kvq/step_protocol.h"
 
 namespace kvq {
 
@@ -22,17 +21,16 @@ struct DirectorySpec {
 class DirectoryWriter {
  public:
   static Result<DirectoryWriter> create(const DirectorySpec& spec);
+  // What an earlier daemon made; the header must say what `spec` says. `file` is used up.
+  static Result<DirectoryWriter> adopt(Descriptor& file, const DirectorySpec& spec);
 
   void publish(PageId page, const Entry& entry) {
-    entries()[raw(page)].store(pack_entry(entry), std::memory_order_release);
+    publish_entry<SharedMemory>(entries()[raw(page)], pack_entry(entry));
   }
   Entry entry(PageId page) const { return unpack_entry(entries()[raw(page)].load(std::memory_order_relaxed)); }
 
   Epoch epoch() const { return Epoch{header().epoch.load(std::memory_order_relaxed)}; }
-  void advance_epoch() {
-    header().epoch.store(raw(epoch()) + 1, std::memory_order_release);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-  }
+  void advance_epoch() { kvq::advance_epoch<SharedMemory>(header().epoch); }
 
   int read_only_descriptor() const { return memory_.read_only_descriptor(); }
   int descriptor() const { return memory_.descriptor(); }

@@ -9,26 +9,16 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "daemon/shm/descriptor.h"
 #include "kvq/result.h"
 
 namespace kvq {
 
-// An owned file descriptor.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept;
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  ~Descriptor();
-  int get() const { return fd_; }
-
- private:
-  int fd_ = -1;
-};
-
 // A sealed memory file of `bytes` zeros, not mapped. `name` shows in /proc/PID/maps.
 Result<Descriptor> make_memory_file(const char* name, std::uint64_t bytes);
+
+// Whether `file` is a memory file of `bytes` bytes as make_memory_file makes them, owned by this process's user.
+Result<void> check_memory_file(const Descriptor& file, std::uint64_t bytes);
 
 // The same file, opened again for reading only: whoever gets this descriptor cannot map it writable.
 Result<Descriptor> reopen_read_only(const Descriptor& file);
@@ -36,6 +26,8 @@ Result<Descriptor> reopen_read_only(const Descriptor& file);
 class Memfd {
  public:
   static Result<Memfd> create(const char* name, std::uint64_t bytes);
+  // Maps what an earlier daemon made: a memory file of this user, sealed, of exactly `bytes` bytes. `file` is used up.
+  static Result<Memfd> adopt(Descriptor& file, std::uint64_t bytes);
 
   Memfd() = default;
   Memfd(Memfd&&) noexcept = default;
@@ -47,6 +39,7 @@ class Memfd {
   int read_only_descriptor() const { return read_only_.get(); }
 
  private:
+  static Result<Memfd> map(Descriptor file, std::uint64_t bytes);
   Descriptor file_, read_only_;
   boost::interprocess::mapped_region region_;
 };

@@ -2,16 +2,19 @@
 #include "daemon/shm/session_segment.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
+
+#include "kvq/ring_protocol.h"
+#include "kvq/step_protocol.h"
 
 namespace kvq {
 
-Result<SessionSegment> SessionSegment::create(const Spec& spec) {
+Result<SessionSegment> SessionSegment::create(const Spec& spec, RingCounts& counts) {
   Result<Memfd> memory = Memfd::create("kvq-segment", kSegmentBytes);
   if (!memory) return memory.error();
   SessionSegment out;
   out.memory_ = std::move(*memory);
+  out.counts_ = &counts;
   SegmentHeader& h = out.segment().header;
   h.version = kContractVersion;
   h.session = spec.session;
@@ -24,65 +27,69 @@ Result<SessionSegment> SessionSegment::create(const Spec& spec) {
   return out;
 }
 
+// The header lies in memory that the client may write, so it is written anew and never read.
+Result<SessionSegment> SessionSegment::adopt(Descriptor& file, const Spec& spec, RingCounts& counts) {
+  Result<Memfd> memory = Memfd::adopt(file, kSegmentBytes);
+  if (!memory) return memory.error();
+  SessionSegment out;
+  out.memory_ = std::move(*memory);
+  out.counts_ = &counts;
+  SegmentHeader& h = out.segment().header;
+  h.magic = kSegmentMagic;
+  h.version = kContractVersion;
+  h.session = spec.session;
+  h.tenant = spec.tenant;
+  h.owner_pid = spec.owner_pid;
+  h.bytes = kSegmentBytes;
+  std::copy(spec.token.begin(), spec.token.end(), h.token);
+  return out;
+}
+
 std::optional<Command> SessionSegment::next_command() {
   if (broken_) return std::nullopt;
   Ring<Command, kCommandSlots>& ring = segment().commands;
-  const std::uint64_t produced = ring.produced.load(std::memory_order_acquire);
-  if (produced == commands_consumed_) return std::nullopt;
-  if (produced - commands_consumed_ > kCommandSlots) {
+  const std::uint64_t produced = ring_produced<SharedMemory>(ring);
+  if (produced == counts_->commands_consumed) return std::nullopt;
+  if (produced - counts_->commands_consumed > kCommandSlots) {
     broken_ = true;
     return std::nullopt;
   }
-  Command copy;
-  std::memcpy(&copy, &ring.item[commands_consumed_ % kCommandSlots], sizeof copy);
   // The copy is what gets checked: the client may write the ring's memory at any time.
-  std::atomic_signal_fence(std::memory_order_seq_cst);
-  ring.consumed.store(++commands_consumed_, std::memory_order_release);
-  return copy;
+  return ring_copy<SharedMemory>(ring, counts_->commands_consumed);
 }
 
 std::uint32_t SessionSegment::magazine_count() {
   if (broken_) return 0;
-  const std::uint64_t consumed = segment().magazine.consumed.load(std::memory_order_acquire);
-  if (consumed < magazine_consumed_seen_ || consumed > magazine_produced_) {
+  const std::uint64_t consumed = ring_consumed<SharedMemory>(segment().magazine);
+  if (consumed < magazine_consumed_seen_ || consumed > counts_->magazine_produced ||
+      counts_->magazine_produced - consumed > kMagazineSlots) {
     broken_ = true;
     return 0;
   }
   magazine_consumed_seen_ = consumed;
-  return static_cast<std::uint32_t>(magazine_produced_ - consumed);
+  return static_cast<std::uint32_t>(counts_->magazine_produced - consumed);
 }
 
 bool SessionSegment::push(const MagazineItem& item) {
   if (magazine_count() >= kMagazineSlots || broken_) return false;
-  Ring<MagazineItem, kMagazineSlots>& ring = segment().magazine;
-  ring.item[magazine_produced_ % kMagazineSlots] = item;
-  ring.produced.store(++magazine_produced_, std::memory_order_release);
+  ring_write<SharedMemory>(segment().magazine, counts_->magazine_produced, item);
+  ++counts_->magazine_produced;
   return true;
 }
 
-Epoch SessionSegment::oldest_open(Epoch current) const {
-  std::uint64_t oldest = raw(current) + 1;
-  for (const StepSlot& slot : segment().step) {
-    const std::uint64_t begun = slot.begun.load(std::memory_order_acquire);
-    if (begun == slot.ended.load(std::memory_order_acquire)) continue;
-    oldest = std::min(oldest, std::clamp<std::uint64_t>(slot.epoch.load(std::memory_order_relaxed), 1, raw(current)));
-  }
-  return Epoch{oldest};
+void SessionSegment::show() {
+  show_consumed<SharedMemory>(segment().commands, counts_->commands_consumed);
+  show_produced<SharedMemory>(segment().magazine, counts_->magazine_produced);
 }
 
-std::uint32_t SessionSegment::open_steps() const {
-  std::uint32_t open = 0;
-  for (const StepSlot& slot : segment().step) {
-    const std::uint64_t begun = slot.begun.load(std::memory_order_acquire);
-    open += begun != slot.ended.load(std::memory_order_acquire) ? 1 : 0;
-  }
-  return open;
+Epoch SessionSegment::oldest_open(Epoch current) const {
+  return kvq::oldest_open<SharedMemory>(segment().step, current);
 }
+
+std::uint32_t SessionSegment::open_steps() const { return kvq::open_steps<SharedMemory>(segment().step); }
 
 bool SessionSegment::step_ended(std::uint64_t serial) const {
-  if (serial == 0) return true;
-  // Serials of one slot only grow, so a later end covers this step too.
-  return segment().step[serial % kStepSlots].ended.load(std::memory_order_acquire) >= serial;
+  return serial == 0 || kvq::step_ended<SharedMemory>(segment().step[serial % kStepSlots], serial);
 }
 
 }  // namespace kvq

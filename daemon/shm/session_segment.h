@@ -1,8 +1,9 @@
 // The daemon's end of a session segment (kvq/segment.h).
 //
-// Invariant: nothing read here is trusted. The daemon keeps its own copy of the index that it writes, copies a command
-// out before anyone looks at it, masks every index, clamps every epoch, and calls the session broken once a ring's
-// indices cannot be what an honest client writes. A broken ring is never read again.
+// Invariant: nothing read here is trusted. The daemon keeps its own counts of what it took and gave (durable, beside
+// its other records) and shows them to the client only once they are committed; it copies a command out before anyone
+// looks at it, masks every index, clamps every epoch, and calls the session broken once a ring's indices cannot be what
+// an honest client writes. A broken ring is never read again.
 #pragma once
 
 #include <array>
@@ -13,6 +14,12 @@
 
 namespace kvq {
 
+// What the daemon has done with the two rings so far.
+struct RingCounts {
+  std::uint64_t commands_consumed;
+  std::uint64_t magazine_produced;
+};
+
 class SessionSegment {
  public:
   struct Spec {
@@ -21,16 +28,24 @@ class SessionSegment {
     std::uint32_t owner_pid = 0;
     std::array<std::uint8_t, 16> token{};
   };
-  static Result<SessionSegment> create(const Spec& spec);
+  // `counts`: all zero; they outlive the segment. Whoever changes them by take_command() or push() has saved them
+  // before, and calls show() once the change is committed.
+  static Result<SessionSegment> create(const Spec& spec, RingCounts& counts);
+  // What an earlier daemon made, with its counts. `file` is used up.
+  static Result<SessionSegment> adopt(Descriptor& file, const Spec& spec, RingCounts& counts);
 
   // --- commands: client -> daemon ---
   // The next command, copied. Nothing: none there, or the ring is broken.
   std::optional<Command> next_command();
+  void take_command() { ++counts_->commands_consumed; }  // it has been carried out or refused
 
   // --- magazine: daemon -> client ---
   // Pages that the client has not taken out yet.
   std::uint32_t magazine_count();
   bool push(const MagazineItem& item);  // false: full or broken
+
+  // Writes both counts where the client sees them.
+  void show();
 
   bool broken() const { return broken_; }
 
@@ -50,8 +65,7 @@ class SessionSegment {
   Segment& segment() const { return *reinterpret_cast<Segment*>(memory_.data()); }
 
   Memfd memory_;
-  std::uint64_t commands_consumed_ = 0;  // the daemon's own copy of what it writes
-  std::uint64_t magazine_produced_ = 0;  // likewise
+  RingCounts* counts_ = nullptr;
   std::uint64_t magazine_consumed_seen_ = 0;
   bool broken_ = false;
 };

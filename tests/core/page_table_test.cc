@@ -7,7 +7,8 @@ namespace kvq {
 namespace {
 
 constexpr PageState kAll[] = {PageState::free,   PageState::credit,      PageState::open,   PageState::sealing,
-                              PageState::sealed, PageState::transcoding, PageState::retired};
+                              PageState::sealed, PageState::transcoding, PageState::retired,
+                              PageState::lost};
 
 struct Table {
   explicit Table(std::size_t capacity = 8, bool quantizable = true) : records(capacity), table(records, quantizable) {}
@@ -21,6 +22,7 @@ struct Table {
       return page;
     }
     for (PageState s : path) {
+      if (s == PageState::transcoding && state == PageState::lost) s = state;
       table.move(page, s);
       if (s == state) break;
     }
@@ -29,8 +31,9 @@ struct Table {
 
   // A sealed page that the prefix index names.
   PageId cached(PageId parent, std::uint64_t now_ms) {
-    const PageId page = make(PageState::sealing, now_ms);
-    table.set_key(page, Key{});
+    const PageId page = make(PageState::open, now_ms);
+    table.set_seal(page, {});
+    table.confirm_key(page);
     table.set_indexed(page, parent);
     table.move(page, PageState::sealed);
     return page;
@@ -61,11 +64,13 @@ bool legal(PageState from, PageState to) {
     case PageState::sealing:
       return to == PageState::sealed || to == PageState::retired;
     case PageState::sealed:
-      return to == PageState::transcoding || to == PageState::retired;
+      return to == PageState::transcoding || to == PageState::retired || to == PageState::lost;
     case PageState::transcoding:
       return to == PageState::sealed || to == PageState::retired;
     case PageState::retired:
       return to == PageState::free;
+    case PageState::lost:
+      return to == PageState::retired;
   }
   return false;
 }

@@ -9,7 +9,8 @@ namespace {
 
 struct Ends {
   Ends()
-      : daemon(std::move(*SessionSegment::create({.session = SessionId{7}, .tenant = TenantId{2}, .owner_pid = 42}))) {
+      : daemon(std::move(
+            *SessionSegment::create({.session = SessionId{7}, .tenant = TenantId{2}, .owner_pid = 42}, counts))) {
     void* p = ::mmap(nullptr, kSegmentBytes, PROT_READ | PROT_WRITE, MAP_SHARED, daemon.descriptor(), 0);
     EXPECT_NE(p, MAP_FAILED);
     client = static_cast<Segment*>(p);
@@ -22,6 +23,20 @@ struct Ends {
   }
   void end(std::uint64_t serial) { client->step[serial % kStepSlots].ended.store(serial); }
 
+  // Takes and shows at once, as one transaction does.
+  std::optional<Command> next() {
+    const std::optional<Command> c = daemon.next_command();
+    if (c) daemon.take_command();
+    daemon.show();
+    return c;
+  }
+  bool push(const MagazineItem& item) {
+    const bool pushed = daemon.push(item);
+    daemon.show();
+    return pushed;
+  }
+
+  RingCounts counts{};
   SessionSegment daemon;
   Segment* client;
 };
@@ -79,7 +94,7 @@ TEST(SessionSegment, CommandsArriveInOrderAndOverTheRingsEnd) {
       ring.item[sent % kCommandSlots].index = sent;
       ring.produced.store(++sent);
     }
-    while (const auto c = e.daemon.next_command()) EXPECT_EQ(c->index, got++);
+    while (const auto c = e.next()) EXPECT_EQ(c->index, got++);
     EXPECT_EQ(got, sent);
     EXPECT_EQ(ring.consumed.load(), sent);
   }
@@ -89,10 +104,10 @@ TEST(SessionSegment, CommandsArriveInOrderAndOverTheRingsEnd) {
 TEST(SessionSegment, MoreCommandsThanTheRingHoldsBreakIt) {
   Ends e;
   e.client->commands.produced.store(kCommandSlots + 1);
-  EXPECT_FALSE(e.daemon.next_command());
+  EXPECT_FALSE(e.next());
   EXPECT_TRUE(e.daemon.broken());
   e.client->commands.produced.store(1);  // too late
-  EXPECT_FALSE(e.daemon.next_command());
+  EXPECT_FALSE(e.next());
 }
 
 TEST(SessionSegment, ClientThatRewritesTheDaemonsIndexFoolsOnlyItself) {
@@ -100,38 +115,38 @@ TEST(SessionSegment, ClientThatRewritesTheDaemonsIndexFoolsOnlyItself) {
   e.client->commands.item[0].index = 5;
   e.client->commands.produced.store(1);
   e.client->commands.consumed.store(77);
-  const auto c = e.daemon.next_command();
+  const auto c = e.next();
   ASSERT_TRUE(c);
   EXPECT_EQ(c->index, 5u);
-  EXPECT_FALSE(e.daemon.next_command());
+  EXPECT_FALSE(e.next());
   EXPECT_FALSE(e.daemon.broken());
 }
 
 TEST(SessionSegment, MagazineFillsUpAndSaysSo) {
   Ends e;
-  for (std::uint32_t i = 0; i < kMagazineSlots; ++i) ASSERT_TRUE(e.daemon.push({PageId{i + 1}, 0, 0}));
-  EXPECT_FALSE(e.daemon.push({PageId{9}, 0, 0}));
+  for (std::uint32_t i = 0; i < kMagazineSlots; ++i) ASSERT_TRUE(e.push({PageId{i + 1}, 0, 0}));
+  EXPECT_FALSE(e.push({PageId{9}, 0, 0}));
   EXPECT_EQ(e.daemon.magazine_count(), kMagazineSlots);
   e.client->magazine.consumed.store(3);
   EXPECT_EQ(e.daemon.magazine_count(), kMagazineSlots - 3);
-  EXPECT_TRUE(e.daemon.push({PageId{9}, 0, 0}));
+  EXPECT_TRUE(e.push({PageId{9}, 0, 0}));
   EXPECT_FALSE(e.daemon.broken());
 }
 
 TEST(SessionSegment, ConsumedIndexThatRunsAheadOrBackBreaksTheMagazine) {
   for (std::uint64_t lie : {std::uint64_t{2}, ~std::uint64_t{0}}) {
     Ends e;
-    ASSERT_TRUE(e.daemon.push({PageId{1}, 0, 0}));
+    ASSERT_TRUE(e.push({PageId{1}, 0, 0}));
     e.client->magazine.consumed.store(lie);
     EXPECT_EQ(e.daemon.magazine_count(), 0u);
     EXPECT_TRUE(e.daemon.broken());
   }
   Ends e;
-  ASSERT_TRUE(e.daemon.push({PageId{1}, 0, 0}));
+  ASSERT_TRUE(e.push({PageId{1}, 0, 0}));
   e.client->magazine.consumed.store(1);
   EXPECT_EQ(e.daemon.magazine_count(), 0u);
   e.client->magazine.consumed.store(0);
-  EXPECT_FALSE(e.daemon.push({PageId{1}, 0, 0}));
+  EXPECT_FALSE(e.push({PageId{1}, 0, 0}));
   EXPECT_TRUE(e.daemon.broken());
 }
 

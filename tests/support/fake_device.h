@@ -22,6 +22,11 @@ class FakeDevice final : public Device {
   };
 
   FakeDevice(std::unique_ptr<Device> inner, std::uint64_t seed) : inner_(std::move(inner)), random_(seed) {}
+  // The device of a next daemon: jobs of the old one are gone.
+  void replace(std::unique_ptr<Device> inner) {
+    inner_ = std::move(inner);
+    waiting_.clear();
+  }
   Faults faults;
   bool hold_jobs = false;  // nothing starts until this is false again
 
@@ -33,6 +38,7 @@ class FakeDevice final : public Device {
     if (chance(faults.fail_create)) return Error{Errc::system, 12, "injected: no memory for a slab"};
     return inner_->create_slab(slab);
   }
+  Result<void> adopt_slab(SlabId slab, Descriptor& file) override { return inner_->adopt_slab(slab, file); }
   void destroy_slab(SlabId slab) override { inner_->destroy_slab(slab); }
   int descriptor(SlabId slab, bool writable) const override { return inner_->descriptor(slab, writable); }
 
@@ -67,9 +73,9 @@ class FakeDevice final : public Device {
         --w.polls;
         later.push_back(w);
       } else if (chance(faults.fail_passing)) {
-        done.push_back({w.job.id, {Errc::system, 5, "injected: the device was busy"}});
+        done.push_back({w.job.id, {Errc::system, 5, "injected: the device was busy"}, 0});
       } else if (chance(faults.fail_for_good)) {
-        done.push_back({w.job.id, {Errc::invalid_argument, 0, "injected: values out of range"}});
+        done.push_back({w.job.id, {Errc::invalid_argument, 0, "injected: values out of range"}, 0});
       } else {
         inner_->submit({&w.job, 1});
       }

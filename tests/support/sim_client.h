@@ -53,13 +53,16 @@ class SimClient {
 
   // --- slabs ---
   void on_notice(const SlabNotice& notice) {
-    if (notice.map) {
+    if (notice.map && slabs_.contains(raw(notice.slab))) {
+      // A next daemon tells again what it does not know that this client knows.
+    } else if (notice.map) {
       slabs_[raw(notice.slab)] = {map_file(notice.descriptor, slab_bytes_, notice.writable), notice.writable};
     } else {
       const auto found = slabs_.find(raw(notice.slab));
-      ASSERT_NE(found, slabs_.end());
-      ::munmap(found->second.base, slab_bytes_);
-      slabs_.erase(found);
+      if (found != slabs_.end()) {
+        ::munmap(found->second.base, slab_bytes_);
+        slabs_.erase(found);
+      }
     }
     answers_.push_back({notice.slab, notice.map});
     if (answers_at_once) answer();
@@ -71,7 +74,9 @@ class SimClient {
       store_.acknowledge(id, slab, mapped);
     }
   }
-  bool answers_at_once = true;
+  void forget_answers() { answers_.clear(); }  // its connection is gone
+  bool answers_at_once = true, maps_slabs = true;
+  bool stays_away = false;  // it does not come back to a next daemon for now
   std::size_t mapped_slabs() const { return slabs_.size(); }
 
   // --- rings ---

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "tests/support/fake_device.h"
+#include "tests/support/mortal_store.h"
 #include "tests/support/seed.h"
 #include "tests/support/sim_client.h"
 
@@ -22,10 +23,55 @@ struct StoreNode {
   static constexpr std::uint64_t kSlabBytes = 65536;  // 4 dense pages, 14 int4 pages
 
   explicit StoreNode(std::uint32_t slabs, StoreConfig configuration = small(), std::uint64_t seed = 1)
-      : config(configuration), device(make_host_device(slabs * kSlabBytes, kSlabBytes, run_inline()), seed) {
+      : config(configuration),
+        slab_count(slabs),
+        device(make_host_device(slabs * kSlabBytes, kSlabBytes, run_inline()), seed) {
     store = Store::create(
         config, device, [this](const SlabNotice& n) { deliver(n); },
-        [this](const std::string& line) { lines.push_back(line); });
+        [this](const std::string& line) { lines.push_back(line); }, &keeper);
+  }
+
+  // From here on the daemon may die; see mortal_store.h.
+  MortalStore& make_mortal() {
+    auto made = std::make_unique<MortalStore>(std::move(store), [this] { return adopt(); });
+    MortalStore& mortal = *made;
+    mortal.after_adoption = [this] {
+      for (auto& [id, c] : clients) c->forget_answers();
+      resume_all();
+    };
+    store = std::move(made);
+    return mortal;
+  }
+
+  std::unique_ptr<Store> adopt() {
+    device.replace(make_host_device(slab_count * kSlabBytes, kSlabBytes, run_inline()));
+    Kept kept = keeper.hand_over();
+    std::string why;
+    auto adopted = Store::adopt(
+        config, device, [this](const SlabNotice& n) { deliver(n); },
+        [this](const std::string& line) { lines.push_back(line); }, keeper, kept, why, now_ms);
+    EXPECT_TRUE(adopted) << why;
+    return adopted ? std::move(*adopted) : nullptr;
+  }
+
+  // The clients that are there come back, all but those that stay away for now.
+  void resume_all() {
+    std::vector<SessionId> waiting;
+    for (const AdoptedSession& s : store->adopted_sessions()) {
+      if (s.waits) waiting.push_back(s.id);
+    }
+    for (SessionId id : waiting) {
+      const auto found = clients.find(id);
+      if (found == clients.end() || found->second->stays_away) continue;
+      SessionToken token;
+      std::memcpy(token.data(), found->second->segment().header.token, token.size());
+      SessionRequest request;
+      request.tenant = found->second->tenant;
+      request.geometry = found->second->geometry;
+      request.maps_slabs = found->second->maps_slabs;
+      const Result<void> resumed = store->resume_session(id, token, request, now_ms);
+      EXPECT_TRUE(resumed) << resumed.error().context;
+    }
   }
 
   static StoreConfig small() {
@@ -60,6 +106,7 @@ struct StoreNode {
     const Result<SessionId> id = store->open_session(request, now_ms);
     EXPECT_TRUE(id) << id.error().context;
     joining = nullptr;
+    made->maps_slabs = maps_slabs;
     made->connect(*id);
     clients[*id] = made.get();
     if (made->answers_at_once) made->answer();
@@ -81,6 +128,8 @@ struct StoreNode {
   }
 
   StoreConfig config;
+  std::uint32_t slab_count;
+  MapKeeper keeper;
   FakeDevice device;
   std::unique_ptr<Store> store;
   std::map<SessionId, SimClient*> clients;

@@ -19,11 +19,14 @@ class Walk {
     std::uint64_t quota_slabs = 6;
     FakeDevice::Faults faults;
     bool deaths = true;
+    bool daemon_dies = false;
+    std::optional<KillPoint> dies_at;  // nothing: anywhere
   };
 
   explicit Walk(const Options& options)
       : options_(options), random_(options.seed), node_(options.slabs, StoreNode::small(), options.seed + 1) {
     node_.device.faults = options.faults;
+    if (options.daemon_dies) mortal_ = &node_.make_mortal();
     tenants_ = {node_.tenant("a", options.quota_slabs), node_.tenant("b", 0, 2.0)};
     for (std::uint32_t i = 0; i < 4; ++i) join(i);
   }
@@ -45,6 +48,7 @@ class Walk {
       if (a.client) leave(a);
     }
     node_.device.faults = {};
+    executioner.countdown = 0;
     for (TenantId t : tenants_) ASSERT_TRUE(node_.store->set_quota(t, StoreNode::kSlabBytes));
     for (int i = 0; i < 400 && node_.store->status().slabs_free < options_.slabs; ++i) node_.tick(20);
     const StoreStatus status = node_.store->status();
@@ -55,17 +59,20 @@ class Walk {
           << t.name;
     }
     node_.store->check_invariants();
+    EXPECT_EQ(node_.keeper.held().size(), 8 + 3 * tenants_.size()) << "a descriptor is kept that nothing needs";
   }
 
   // How often each interesting thing happened: a walk that never gets there tests nothing.
   struct Seen {
     std::uint64_t transcodes = 0, drops = 0, failures = 0, attaches = 0, refusals = 0, deaths = 0, int4_reads = 0;
+    std::uint64_t daemon_deaths = 0;
   };
   Seen seen() {
     const StoreStatus s = node_.store->status();
     seen_.transcodes = s.transcodes;
     seen_.drops = s.drops;
     seen_.failures = s.transcode_failures;
+    seen_.daemon_deaths = mortal_ != nullptr ? mortal_->deaths : 0;
     return seen_;
   }
 
@@ -127,6 +134,7 @@ class Walk {
 
   void move() {
     Actor& a = actors_[below(4)];
+    if (mortal_ != nullptr && below(25) == 0) doom();
     if (!a.client) return join(a.number);
     if (options_.deaths && below(300) == 0) return leave(a);
     if (options_.deaths && below(300) == 0 && a.connected) {
@@ -147,6 +155,18 @@ class Walk {
     if (what < 94) return give_back_credit(a);
     if (what < 96) return admin();
     return void(node_.tick(20));
+  }
+
+  // The daemon dies between two calls, or at one of the next kill points that it passes.
+  void doom() {
+    for (auto& [id, c] : node_.clients) c->stays_away = below(3) == 0;
+    executioner.countdown = 0;
+    node_.resume_all();
+    executioner.at = options_.dies_at;
+    executioner.countdown = 1 + below(options_.dies_at ? 2 : 20);
+    if (below(3) != 0) return;
+    if (below(2) == 0) executioner.countdown = 1 + below(3);  // the next daemon dies while it takes over
+    mortal_->die();
   }
 
   void step_move(Actor& a) {
@@ -351,6 +371,7 @@ class Walk {
   Options options_;
   std::mt19937_64 random_;
   StoreNode node_;
+  MortalStore* mortal_ = nullptr;
   std::vector<TenantId> tenants_;
   std::vector<Actor> actors_;
   Seen seen_;
