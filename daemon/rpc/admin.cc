@@ -20,6 +20,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::uint32_t kDefaultPages = 100;
 constexpr std::uint32_t kMostPages = 10'000;  // of one reply
+constexpr std::size_t kVerifiesAtOnce = 16;   // calls that wait for one
 
 kj::String text(const Json& json) {
   // A name from a configuration file may hold any bytes: what is not UTF-8 is replaced, never thrown.
@@ -34,7 +35,10 @@ std::string hex(std::uint64_t value) {
 
 class AdminServer final : public wire::Admin::Server {
  public:
-  explicit AdminServer(const AdminParts& parts) : parts_(parts) {}
+  AdminServer(const AdminParts& parts, std::shared_ptr<Process> process) : parts_(parts), process_(std::move(process)) {
+    ++process_->admins;
+  }
+  ~AdminServer() noexcept(false) { --process_->admins; }
 
   kj::Promise<void> status(StatusContext context) override {
     const RpcOptions& options = parts_.sessions.options();
@@ -42,7 +46,7 @@ class AdminServer final : public wire::Admin::Server {
                 {"contract_version", kContractVersion},
                 {"pid", ::getpid()},
                 {"uptime_ms", parts_.sessions.now_ms() - parts_.started_ms},
-                {"instance", hex(options.daemon_instance)},
+                {"instance", hex(store().status().instance)},
                 {"device", options.device},
                 {"cold_format", format_name(options.cold_format)},
                 {"connections", parts_.connections()},
@@ -55,7 +59,10 @@ class AdminServer final : public wire::Admin::Server {
   }
 
   kj::Promise<void> sessions(SessionsContext context) override {
-    context.getResults().setJson(text({{"sessions", report_sessions(store().sessions(), store().status())}}));
+    const std::uint64_t deadline_ms = parts_.sessions.options().step_deadline_ms;
+    context.getResults().setJson(
+        text({{"step_deadline_ms", deadline_ms},
+              {"sessions", report_sessions(store().sessions(), store().status(), deadline_ms)}}));
     return kj::READY_NOW;
   }
 
@@ -126,6 +133,42 @@ class AdminServer final : public wire::Admin::Server {
     });
   }
 
+  kj::Promise<void> evictSession(EvictSessionContext context) override {
+    auto results = context.getResults();
+    const SessionId id{context.getParams().getSession()};
+    const bool kill = context.getParams().getKill();
+    pid_t pid = 0;
+    const auto refusal = parts_.sessions.evict(id, kill, pid);
+    if (refusal) {
+      set_status(results.initStatus(), refusal->code, refusal->message);
+    } else {
+      set_ok(results.initStatus());
+    }
+    if (refusal && refusal->code == Errc::stale_id) return kj::READY_NOW;  // else only the kill failed
+    parts_.sessions.options().log("event=session_evicted session=" + std::to_string(raw(id)) +
+                                  " pid=" + std::to_string(pid) + " killed=" + (kill && !refusal ? "yes" : "no") +
+                                  " by_uid=" + std::to_string(process_->peer.uid));
+    results.setJson(text({{"session", raw(id)}, {"pid", pid}, {"evicted", true}, {"killed", kill && !refusal}}));
+    return kj::READY_NOW;
+  }
+
+  kj::Promise<void> verify(VerifyContext context) override {
+    context.allowCancellation();  // the pass goes on without its caller
+    const auto params = context.getParams();
+    std::optional<TenantId> only;
+    if (!pick_tenant(params.getTenant(), only, context.getResults().initStatus())) return kj::READY_NOW;
+    if (parts_.sessions.verifying() >= kVerifiesAtOnce) {
+      parts_.sessions.log_refusal(*process_, "verifies", kVerifiesAtOnce);
+      set_status(context.getResults().initStatus(), Errc::limit_reached,
+                 "too many wait for a verification already; kvqctl status shows how far it is");
+      return kj::READY_NOW;
+    }
+    const std::string tenant = params.getTenant().cStr();
+    return parts_.sessions.verify(only, params.getDeadlineMs()).then([this, context, tenant]() mutable {
+      context.getResults().setJson(text(report_verify(store().status().verify, tenant)));
+    });
+  }
+
  private:
   Store& store() { return parts_.sessions.store(); }
 
@@ -140,10 +183,13 @@ class AdminServer final : public wire::Admin::Server {
   }
 
   const AdminParts& parts_;
+  const std::shared_ptr<Process> process_;
 };
 
 }  // namespace
 
-wire::Admin::Client make_admin(const AdminParts& parts) { return kj::heap<AdminServer>(parts); }
+wire::Admin::Client make_admin(const AdminParts& parts, std::shared_ptr<Process> process) {
+  return kj::heap<AdminServer>(parts, std::move(process));
+}
 
 }  // namespace kvq

@@ -14,6 +14,7 @@ struct AdminParts {
   std::function<std::size_t()> connections;
 };
 
-wire::Admin::Client make_admin(const AdminParts& parts);  // `parts` outlives it
+// For the peer `process`, which counts its capabilities. `parts` outlives it.
+wire::Admin::Client make_admin(const AdminParts& parts, std::shared_ptr<Process> process);
 
 }  // namespace kvq

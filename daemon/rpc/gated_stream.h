@@ -3,33 +3,39 @@
 // Invariant: what a peer sends can queue at most `full`'s bound of replies (and the few of one read), so that neither
 // memory nor the stack grows with a peer that asks and never listens: KJ takes a queue of unsent messages down by
 // recursion, one level of calls for each. A failed write opens the gate for good, so that the end of the connection is
-// seen.
+// seen. Descriptors that a peer sends never enter the daemon's table: they are read past, and the kernel closes them.
 #pragma once
 
 #include <kj/async-io.h>
 
+#include <cstdint>
 #include <functional>
 
 namespace kvq {
 
 class GatedStream final : public kj::AsyncCapabilityStream {
  public:
-  explicit GatedStream(kj::Own<kj::AsyncCapabilityStream> socket) : socket_(kj::mv(socket)) {}
+  GatedStream(kj::Own<kj::AsyncCapabilityStream> socket, std::function<std::uint64_t()> now_ms)
+      : socket_(kj::mv(socket)), now_ms_(std::move(now_ms)) {}
 
   // Says whether too many replies wait. Set once, before the first read; asked on the loop thread.
   void set_full(std::function<bool()> full) { full_ = std::move(full); }
 
+  // When the first byte of the message came that is on its way; 0: none is.
+  std::uint64_t since_ms() const { return since_ms_; }
+  void message_over() { since_ms_ = 0; }
+
   kj::Promise<size_t> tryRead(void* buffer, size_t min_bytes, size_t max_bytes) override {
-    return gate().then([=, this] { return socket_->tryRead(buffer, min_bytes, max_bytes); });
+    return gate().then(
+        [=, this] { return read_more(static_cast<kj::byte*>(buffer), min_bytes, max_bytes, /*got_bytes=*/0); });
   }
-  kj::Promise<ReadResult> tryReadWithFds(void* buffer, size_t min_bytes, size_t max_bytes, kj::AutoCloseFd* fds,
-                                         size_t max_fds) override {
-    return gate().then([=, this] { return socket_->tryReadWithFds(buffer, min_bytes, max_bytes, fds, max_fds); });
+  kj::Promise<ReadResult> tryReadWithFds(void* buffer, size_t min_bytes, size_t max_bytes, kj::AutoCloseFd*,
+                                         size_t) override {
+    return tryRead(buffer, min_bytes, max_bytes).then([](size_t got_bytes) { return ReadResult{got_bytes, 0}; });
   }
   kj::Promise<ReadResult> tryReadWithStreams(void* buffer, size_t min_bytes, size_t max_bytes,
-                                             kj::Own<AsyncCapabilityStream>* streams, size_t max_streams) override {
-    return gate().then(
-        [=, this] { return socket_->tryReadWithStreams(buffer, min_bytes, max_bytes, streams, max_streams); });
+                                             kj::Own<AsyncCapabilityStream>*, size_t) override {
+    return tryRead(buffer, min_bytes, max_bytes).then([](size_t got_bytes) { return ReadResult{got_bytes, 0}; });
   }
 
   kj::Promise<void> write(const void* buffer, size_t size) override { return watch(socket_->write(buffer, size)); }
@@ -62,6 +68,18 @@ class GatedStream final : public kj::AsyncCapabilityStream {
     return kj::mv(waiting.promise);
   }
 
+  // Piece by piece, so that the first byte of a message is seen when it comes.
+  kj::Promise<size_t> read_more(kj::byte* buffer, size_t min_bytes, size_t max_bytes, size_t got_bytes) {
+    if (got_bytes == max_bytes) return got_bytes;
+    return socket_->tryRead(buffer + got_bytes, 1, max_bytes - got_bytes)
+        .then([=, this](size_t more_bytes) -> kj::Promise<size_t> {
+          if (more_bytes > 0 && since_ms_ == 0) since_ms_ = now_ms_();
+          const size_t all_bytes = got_bytes + more_bytes;
+          if (more_bytes == 0 || all_bytes >= min_bytes) return all_bytes;
+          return read_more(buffer, min_bytes, max_bytes, all_bytes);
+        });
+  }
+
   kj::Promise<void> watch(kj::Promise<void> written) {
     return written.then(
         [this]() -> kj::Promise<void> {
@@ -82,9 +100,11 @@ class GatedStream final : public kj::AsyncCapabilityStream {
   }
 
   kj::Own<kj::AsyncCapabilityStream> socket_;
+  std::function<std::uint64_t()> now_ms_;
   std::function<bool()> full_;
   kj::Own<kj::PromiseFulfiller<void>> opener_;
   bool failed_ = false;
+  std::uint64_t since_ms_ = 0;
 };
 
 }  // namespace kvq

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <set>
 
-#include "daemon/rpc/gated_stream.h"
+#include "daemon/rpc/checked_messages.h"
 #include "daemon/rpc/session.h"
 
 namespace kvq {
@@ -24,8 +24,11 @@ constexpr std::size_t kCallWordsInFlight = 64 * 1024;  // of unanswered requests
 constexpr std::size_t kUnreadReplies = 1024;   // replies that a peer has not fetched: it is not read until it has
 constexpr std::size_t kUnreadBytes = 1 << 20;  // likewise
 constexpr int kAcceptsPerTurn = 16;
+// A storm of connections delays nobody's calls: past these in one window the backlog waits for the next.
+constexpr std::uint64_t kAcceptWindowMs = 20;
+constexpr std::uint32_t kAdmittedPerWindow = 16, kAcceptedPerWindow = 256;
 constexpr std::uint32_t kRootReserve = 16;
-constexpr std::uint64_t kSweepMs = 1000;
+constexpr std::uint64_t kSweepMs = 1000;       // at most; less when a deadline is short
 constexpr std::uint64_t kAcceptPauseMs = 100;  // when descriptors have run out
 
 capnp::ReaderOptions bounded_messages() {
@@ -36,10 +39,14 @@ capnp::ReaderOptions bounded_messages() {
 }
 
 struct Connection {
-  Connection(kj::Own<kj::AsyncCapabilityStream> socket, wire::Node::Client node, std::shared_ptr<Process> owner)
+  Connection(kj::Own<kj::AsyncCapabilityStream> socket, wire::Node::Client node, std::shared_ptr<Process> owner,
+             const Sessions& sessions)
       : process(std::move(owner)),
-        stream(kj::mv(socket)),
-        network(stream, kFdsPerMessage, capnp::rpc::twoparty::Side::SERVER, bounded_messages()),
+        last_owner_ms(sessions.now_ms()),
+        stream(kj::mv(socket), [&sessions] { return sessions.now_ms(); }),
+        messages(stream, sessions.options().max_questions_per_peer,
+                 [this, &sessions](const char* cause) { sessions.log_refusal(*process, cause); }),
+        network(messages, kFdsPerMessage, capnp::rpc::twoparty::Side::SERVER, bounded_messages()),
         system(capnp::makeRpcServer(network, kj::mv(node))) {
     system.setFlowLimit(kCallWordsInFlight);
     stream.set_full([this] {
@@ -48,7 +55,9 @@ struct Connection {
   }
 
   std::shared_ptr<Process> process;
+  std::uint64_t last_owner_ms;  // when it was last seen to own a session or an Admin capability
   GatedStream stream;
+  CheckedMessages messages;
   capnp::TwoPartyVatNetwork network;
   capnp::RpcSystem<capnp::rpc::twoparty::VatId> system;
 };
@@ -71,6 +80,7 @@ class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
 
   void deliver(const SlabNotice& notice) override { sessions_.deliver(notice); }
   void tick_soon() override { sessions_.ticker().soon(); }
+  void leave() override { sessions_.leave(); }
   kj::Promise<void> drained() override { return sessions_.drained(); }
   std::size_t connections() const override { return connections_.size(); }
   std::size_t sessions() const override { return sessions_.size(); }
@@ -81,43 +91,55 @@ class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
   }
 
   void accept_some() {
+    const std::uint64_t now_ms = loop_.now_ms();
+    if (now_ms >= window_ends_ms_) {
+      window_ends_ms_ = now_ms + kAcceptWindowMs;
+      accepted_ = admitted_ = 0;
+    }
     for (int i = 0; i < kAcceptsPerTurn; ++i) {
+      if (admitted_ >= kAdmittedPerWindow || accepted_ >= kAcceptedPerWindow) return rest_for(kAcceptWindowMs);
       kj::AutoCloseFd socket(::accept4(listening_fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (socket < 0) {
+      if (socket.get() < 0) {
         if (errno == EAGAIN || errno == EWOULDBLOCK) return;
         if (errno == EINTR || errno == ECONNABORTED) continue;
-        pause_accepting();
-        return;
+        // The backlog stays readable while there is no descriptor for it: look again later in place of spinning.
+        options_.log(std::string("event=accept_failed action=pause error=\"") + std::strerror(errno) +
+                     "\" fix=\"raise LimitNOFILE\"");
+        return rest_for(kAcceptPauseMs);
       }
-      admit(kj::mv(socket));
+      ++accepted_;
+      if (admit(kj::mv(socket))) ++admitted_;
     }
   }
 
-  // The backlog stays readable while there is no descriptor for it: look again later in place of spinning.
-  void pause_accepting() {
-    options_.log(std::string("event=accept_failed action=pause error=\"") + std::strerror(errno) +
-                 "\" fix=\"raise LimitNOFILE\"");
+  void rest_for(std::uint64_t ms) {
     accept_watch_.cancel();
-    resume_watch_ = loop_.every(kAcceptPauseMs, [this] {
+    resume_watch_ = loop_.every(ms, [this] {
       resume_watch_.cancel();
       listen();
     });
   }
 
-  void admit(kj::AutoCloseFd socket) {
-    auto peer = identify_peer(socket);
-    if (!peer) return;  // gone again
-    if (!has_place(peer->uid)) {
-      options_.log("event=connection_refused uid=" + std::to_string(peer->uid) + " pid=" + std::to_string(peer->pid) +
-                   " connections=" + std::to_string(connections_.size()));
-      return;
+  // False: refused, or gone again. Who has no place is turned away before anything else is asked about it.
+  bool admit(kj::AutoCloseFd socket) {
+    ucred credentials{};
+    socklen_t bytes = sizeof(credentials);
+    if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &bytes) != 0) return false;
+    if (!has_place(credentials.uid)) {
+      options_.log("event=connection_refused uid=" + std::to_string(credentials.uid) +
+                   " pid=" + std::to_string(credentials.pid) + " connections=" + std::to_string(connections_.size()));
+      return false;
     }
+    auto peer = identify_peer(socket);
+    if (!peer) return false;
     auto process = std::make_shared<Process>();
     process->peer = std::move(*peer);
     auto stream = io_.wrapUnixSocketFd(
         kj::mv(socket), kj::LowLevelAsyncIoProvider::ALREADY_CLOEXEC | kj::LowLevelAsyncIoProvider::ALREADY_NONBLOCK);
-    auto connection = kj::heap<Connection>(kj::mv(stream), make_node(sessions_, tenants_, admin_, process), process);
+    auto connection =
+        kj::heap<Connection>(kj::mv(stream), make_node(sessions_, tenants_, admin_, process), process, sessions_);
     start(kj::mv(connection));
+    return true;
   }
 
   void start(kj::Own<Connection> connection) {
@@ -125,9 +147,7 @@ class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
     auto cut = kj::newPromiseAndFulfiller<void>();
     auto fulfiller = std::make_shared<kj::Own<kj::PromiseFulfiller<void>>>(kj::mv(cut.fulfiller));
     process->cut = [fulfiller] { (*fulfiller)->fulfill(); };
-    process->ended_watch = loop_.on_readable(process->peer.pidfd, [this, weak = std::weak_ptr<Process>(process)] {
-      if (auto p = weak.lock()) ended(*p);
-    });
+    sessions_.watch_end(process);
     Connection* raw_connection = connection.get();
     connections_.insert(raw_connection);
     arm_sweep();
@@ -142,14 +162,6 @@ class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
     serving_.add(over.attach(kj::mv(connection)).attach(kj::mv(farewell)));
   }
 
-  // What it held is reusable from here on. A forked child may hold the socket open: that is cut.
-  void ended(Process& process) {
-    process.ended_watch.cancel();
-    process.ended = true;
-    sessions_.process_ended(process);
-    if (process.cut) process.cut();
-  }
-
   bool has_place(uid_t uid) const {
     const std::size_t total = connections_.size();
     if (uid == 0) return total < options_.max_connections;
@@ -158,25 +170,46 @@ class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
     return total + kRootReserve < options_.max_connections && same < std::max(8u, options_.max_connections / 4);
   }
 
-  // Cuts peers that do not read what they asked for. Runs only while there are peers.
+  // Cuts peers that do not read what they asked for, do not finish what they began, or want nothing. Runs only while
+  // there are peers.
   void arm_sweep() {
     if (connections_.empty()) {
       sweep_watch_.cancel();
       sweeping_ = false;
     } else if (!sweeping_) {
       sweeping_ = true;
-      sweep_watch_ = loop_.every(kSweepMs, [this] { sweep(); });
+      sweep_watch_ = loop_.every(sweep_ms(), [this] { sweep(); });
     }
   }
 
+  std::uint64_t sweep_ms() const {
+    const std::uint64_t shortest_ms =
+        std::min({options_.stalled_write_ms, options_.read_deadline_ms, options_.idle_ms});
+    return std::clamp<std::uint64_t>(shortest_ms / 4, 1, kSweepMs);
+  }
+
   void sweep() {
+    const std::uint64_t now_ms = loop_.now_ms();
     for (Connection* c : connections_) {
+      if (sessions_.owned_by(*c->process) > 0 || c->process->admins > 0) c->last_owner_ms = now_ms;
       const auto waited_ms = c->network.getOutgoingMessageWaitTime() / kj::MILLISECONDS;
-      if (waited_ms < options_.stalled_write_ms) continue;
-      options_.log("event=replies_not_read action=disconnect pid=" + std::to_string(c->process->peer.pid) +
-                   " queued_bytes=" + std::to_string(c->network.getCurrentQueueSize()));
-      c->process->cut();
+      const std::uint64_t since_ms = c->stream.since_ms();
+      if (waited_ms >= options_.stalled_write_ms) {
+        cut(*c, "replies_not_read", " queued_bytes=" + std::to_string(c->network.getCurrentQueueSize()));
+      } else if (since_ms != 0 && now_ms - since_ms >= options_.read_deadline_ms) {
+        cut(*c, "message_not_finished", " waited_ms=" + std::to_string(now_ms - since_ms));
+      } else if (now_ms - c->last_owner_ms >= options_.idle_ms) {
+        cut(*c, "idle", " idle_ms=" + std::to_string(now_ms - c->last_owner_ms));
+      }
     }
+  }
+
+  void cut(const Connection& connection, const char* event, const std::string& details) {
+    if (!connection.process->causes.insert(event).second) return;  // is being cut
+    options_.log(std::string("event=") + event +
+                 " action=disconnect pid=" + std::to_string(connection.process->peer.pid) +
+                 " uid=" + std::to_string(connection.process->peer.uid) + details);
+    connection.process->cut();
   }
 
   // A connection that breaks is over, however it broke; its sessions have been closed with it.
@@ -191,6 +224,8 @@ class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
   const AdminParts admin_;
   std::set<Connection*> connections_;
   bool sweeping_ = false;
+  std::uint64_t window_ends_ms_ = 0;
+  std::uint32_t accepted_ = 0, admitted_ = 0;  // in the window
   EventLoop::Watch accept_watch_, resume_watch_, sweep_watch_;
   kj::TaskSet serving_;  // last: connections end while everything they use still stands
 };

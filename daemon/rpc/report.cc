@@ -103,10 +103,26 @@ Json report_status(const StoreStatus& s) {
           {"dropped_pages", s.drops},
           {"refusals", s.refusals},
           {"limbo_slots", s.limbo_slots},
+          {"verify",
+           {{"running", s.verify.running},
+            {"pages_total", s.verify.pages_total},
+            {"pages_done", s.verify.pages_done},
+            {"pages_bad", s.verify.pages_bad},
+            {"passes", s.verify.passes},
+            {"pages_bad_ever", s.verify.pages_bad_ever}}},
+          {"adopt",
+           {{"adopted", s.adopt.adopted},
+            {"refused", s.adopt.refused},
+            {"sessions", s.adopt.sessions},
+            {"sequences", s.adopt.sequences},
+            {"slabs", s.adopt.slabs},
+            {"pages", s.adopt.pages},
+            {"undone_bytes", s.adopt.undone_bytes}}},
           {"tenants", report_tenants(s)}};
 }
 
-Json report_sessions(const std::vector<SessionStatus>& sessions, const StoreStatus& status) {
+Json report_sessions(const std::vector<SessionStatus>& sessions, const StoreStatus& status,
+                     std::uint64_t step_deadline_ms) {
   Json list = Json::array();
   for (const SessionStatus& s : sessions) {
     list.push_back({{"id", raw(s.id)},
@@ -114,6 +130,9 @@ Json report_sessions(const std::vector<SessionStatus>& sessions, const StoreStat
                     {"pid", s.pid},
                     {"label", s.label},
                     {"connected", s.connected},
+                    {"waits_for_client", s.waits_for_client},
+                    {"evicted", s.evicted},
+                    {"hung", s.oldest_step_ms > step_deadline_ms},
                     {"ready", s.ready},
                     {"sequences", s.sequences},
                     {"running", s.running},
@@ -122,6 +141,9 @@ Json report_sessions(const std::vector<SessionStatus>& sessions, const StoreStat
                     {"credits_target", s.credits_target},
                     {"open_steps", s.open_steps},
                     {"oldest_step_epochs", s.oldest_step_epochs},
+                    {"oldest_step_ms", s.oldest_step_ms},
+                    {"limbo_bytes", s.limbo_bytes},
+                    {"lost_pages", s.lost_pages},
                     {"commands_refused", s.commands_refused}});
   }
   return list;
@@ -143,6 +165,12 @@ Json report_pages(const std::vector<PageStatus>& pages, const StoreStatus& statu
                     {"stays_dense", p.stays_dense}});
   }
   return list;
+}
+
+Json report_verify(const VerifyStatus& verify, const std::string& tenant) {
+  return {{"tenant", tenant},           {"finished", !verify.running},
+          {"pages", verify.pages_done}, {"pages_total", verify.pages_total},
+          {"bad", verify.pages_bad},    {"bad_ever", verify.pages_bad_ever}};
 }
 
 Json report_quantize(const QuantizeReport& report, bool dry_run) {

@@ -38,8 +38,7 @@ struct RpcOptions {
   std::optional<gid_t> admin_gid;
   std::string admin_group;  // its name, for messages
 
-  // What SessionInfo tells each client.
-  std::uint64_t daemon_instance = 0;
+  // What SessionInfo tells each client, beside the store's instance.
   std::uint64_t arena_bytes = 0;
   std::uint64_t slab_bytes = 0;
   Format cold_format = Format::int4;
@@ -47,10 +46,21 @@ struct RpcOptions {
 
   std::uint32_t tick_ms = 10;
   std::uint32_t max_connections = 512;  // the last 16 are kept for root; one uid gets at most a quarter (at least 8)
-  std::uint32_t max_sessions_per_peer = 32;
-  std::uint32_t max_parked_per_session = 64;  // requests that wait for room
-  std::uint32_t acknowledge_ms = 30'000;      // a session that has not mapped a slab by then is cut
-  std::uint32_t stalled_write_ms = 10'000;    // a peer that has not read its replies by then is cut
+  std::uint32_t max_sessions_per_peer = 32;     // of one process, whatever its connections
+  std::uint32_t max_admins_per_peer = 4;        // Admin capabilities of one connection
+  std::uint32_t max_questions_per_peer = 1024;  // calls whose answers a connection has not given back
+  std::uint32_t max_parked_per_session = 64;    // requests that wait for room
+  std::uint32_t acknowledge_ms = 30'000;        // a session that has not mapped a slab by then is cut
+  std::uint32_t stalled_write_ms = 10'000;      // a peer that has not read its replies by then is cut
+  std::uint32_t read_deadline_ms = 10'000;      // a peer in the middle of a message for longer is cut
+  std::uint32_t idle_ms = 60'000;               // a peer without a session and an Admin capability is cut
+  std::uint32_t reconnect_ms = 10'000;          // how long an adopted session waits for its client
+  std::uint32_t step_deadline_ms = 30'000;      // an older step makes `kvqctl sessions` mark its session
+
+  // Where descriptors of sessions are kept for the next daemon, and what an earlier one left. Both may be null;
+  // `keeper` outlives the server, `kept` the call of serve().
+  Keeper* keeper = nullptr;
+  Kept* kept = nullptr;
 
   std::function<void(const std::string& line)> log = [](const std::string&) {};  // key=value text, one event each
 };
@@ -63,6 +73,8 @@ class RpcServer {
   virtual void deliver(const SlabNotice& notice) = 0;
   // Work of the device has finished: the next tick should come at once.
   virtual void tick_soon() = 0;
+  // From here on the end of a connection or of the server ends no session: the next daemon goes on with them.
+  virtual void leave() = 0;
   // Resolves when `drain` was asked for, the sessions have ended (or its deadline passed) and the answer is on its way.
   virtual kj::Promise<void> drained() = 0;
 
@@ -70,7 +82,8 @@ class RpcServer {
   virtual std::size_t sessions() const = 0;  // those not yet released, connected or not
 };
 
-// Starts to accept on `listening_fd`. `io` and `loop` belong to one event loop and, like `store`, outlive the server.
+// Takes up the sessions that `store` adopted and starts to accept on `listening_fd`. `io` and `loop` belong to one
+// event loop and, like `store`, outlive the server.
 std::unique_ptr<RpcServer> serve(EventLoop& loop, kj::LowLevelAsyncIoProvider& io, Store& store, int listening_fd,
                                  RpcOptions options);
 

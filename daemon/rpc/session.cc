@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "daemon/rpc/registration.h"
+#include "kvq/kill_point.h"
 
 namespace kvq {
 namespace {
@@ -16,7 +17,10 @@ class SessionServer final : public wire::Session::Server {
  public:
   SessionServer(Sessions& sessions, std::shared_ptr<LiveSession> session)
       : sessions_(sessions), session_(std::move(session)) {}
-  ~SessionServer() noexcept(false) { sessions_.close(*session_); }
+  ~SessionServer() noexcept(false) {
+    // A call that waits may keep this beyond the end of `sessions_`, which has ended or left the session then.
+    if (!session_->closed && !session_->left) sessions_.close(*session_);
+  }
 
   kj::Promise<void> directory(DirectoryContext context) override { return give(context, session_->directory); }
   kj::Promise<void> prefixTable(PrefixTableContext context) override { return give(context, session_->prefix_table); }
@@ -79,10 +83,21 @@ class SessionServer final : public wire::Session::Server {
                             [this, sequence] { return store().resume(session_->id, sequence, sessions_.now_ms()); }});
   }
 
-  // On the host device a page that a sequence holds always stays resident, so none is ever lost.
   kj::Promise<void> lostPages(LostPagesContext context) override {
     require_open();
-    set_ok(context.getResults().initStatus());
+    sessions_.drain_ring(*session_);
+    std::uint64_t now = 0;
+    const auto lost = store().lost_pages(session_->id, context.getParams().getSince(), now);
+    sessions_.settle();
+    auto results = context.getResults();
+    set_ok(results.initStatus());
+    results.setNow(now);
+    auto pages = results.initPages(static_cast<unsigned>(lost.size()));
+    auto sequences = results.initSequences(static_cast<unsigned>(lost.size()));
+    for (unsigned i = 0; i < pages.size(); ++i) {
+      pages.set(i, raw(lost[i].page));
+      sequences.set(i, raw(lost[i].sequence));
+    }
     return kj::READY_NOW;
   }
 
@@ -140,10 +155,12 @@ class NodeServer final : public wire::Node::Server {
     }
     const RpcOptions& options = sessions_.options();
     if (process_->ended) return refuse(results.initStatus(), Errc::stale_id, "the process that connected has ended");
-    if (sessions_.owned_by(*process_) >= options.max_sessions_per_peer) {
-      return refuse(results.initStatus(), Errc::limit_reached,
-                    "one connection has at most " + std::to_string(options.max_sessions_per_peer) +
-                        " models; close one, or connect again");
+    const bool resumes = registration.getResumeSession() != 0;
+    if (!resumes && sessions_.of_same_process(process_->peer) >= options.max_sessions_per_peer) {
+      sessions_.log_refusal(*process_, "sessions_of_process", options.max_sessions_per_peer);
+      return refuse(
+          results.initStatus(), Errc::limit_reached,
+          "one process has at most " + std::to_string(options.max_sessions_per_peer) + " models; close one first");
     }
     const auto tenant = tenants_.choose(process_->peer);
     if (!tenant) {
@@ -153,15 +170,17 @@ class NodeServer final : public wire::Node::Server {
     }
     request.tenant = *tenant;
     request.pid = static_cast<std::uint32_t>(process_->peer.pid);
+    request.uid = process_->peer.uid;
     kj::Maybe<wire::SlabSink::Client> sink;
     if (request.maps_slabs) sink = registration.getSlabs();
-    auto session = sessions_.open(process_, request, kj::mv(sink));
-    if (!session) return refuse(results.initStatus(), session.error().code, describe(session.error()));
-    options.log("event=session_peer session=" + std::to_string(raw((*session)->id)) +
-                " uid=" + std::to_string(process_->peer.uid) + " label=\"" + request.label + "\"");
+    std::shared_ptr<LiveSession> session;
+    if (auto refusal =
+            resumes ? resume(registration, request, kj::mv(sink), session) : open(request, kj::mv(sink), session)) {
+      return refuse(results.initStatus(), refusal->code, refusal->message);
+    }
     set_ok(results.initStatus());
-    fill_info(results.initInfo(), **session);
-    results.setSession(kj::heap<SessionServer>(sessions_, *session));
+    fill_info(results.initInfo(), *session);
+    results.setSession(kj::heap<SessionServer>(sessions_, session));
     return kj::READY_NOW;
   }
 
@@ -174,8 +193,14 @@ class NodeServer final : public wire::Node::Server {
       return refuse(results.initStatus(), Errc::permission_denied,
                     "only " + who + " may administer kvqd, not uid " + std::to_string(process_->peer.uid));
     }
+    if (process_->admins >= options.max_admins_per_peer) {
+      sessions_.log_refusal(*process_, "admins_of_connection", options.max_admins_per_peer);
+      return refuse(results.initStatus(), Errc::limit_reached,
+                    "one connection has at most " + std::to_string(options.max_admins_per_peer) +
+                        " Admin capabilities; use one that it has");
+    }
     set_ok(results.initStatus());
-    results.setAdmin(make_admin(admin_));
+    results.setAdmin(make_admin(admin_, process_));
     return kj::READY_NOW;
   }
 
@@ -183,6 +208,47 @@ class NodeServer final : public wire::Node::Server {
   kj::Promise<void> refuse(wire::Status::Builder status, Errc code, const std::string& message) {
     set_status(status, code, message);
     return kj::READY_NOW;
+  }
+
+  std::optional<Refusal> open(const SessionRequest& request, kj::Maybe<wire::SlabSink::Client> sink,
+                              std::shared_ptr<LiveSession>& session) {
+    auto opened = sessions_.open(process_, request, kj::mv(sink));
+    if (!opened) {
+      if (opened.error().code == Errc::limit_reached) sessions_.log_refusal(*process_, "sessions_in_all");
+      return Refusal{opened.error().code, describe(opened.error())};
+    }
+    session = *opened;
+    log_peer("session_peer", *session);
+    return std::nullopt;
+  }
+
+  // A refusal is logged, since somebody may be trying tokens.
+  std::optional<Refusal> resume(wire::Registration::Reader registration, const SessionRequest& request,
+                                kj::Maybe<wire::SlabSink::Client> sink, std::shared_ptr<LiveSession>& session) {
+    const auto bytes = registration.getResumeToken();
+    SessionToken token{};
+    std::optional<Refusal> refusal;
+    if (bytes.size() != token.size()) {
+      refusal = Refusal{Errc::permission_denied, "a session's token has 16 bytes, not " + std::to_string(bytes.size())};
+    } else {
+      std::copy(bytes.begin(), bytes.end(), token.begin());
+      refusal =
+          sessions_.resume(SessionId{registration.getResumeSession()}, token, process_, request, kj::mv(sink), session);
+    }
+    if (refusal) {
+      sessions_.options().log("event=resume_refused session=" + std::to_string(registration.getResumeSession()) +
+                              " pid=" + std::to_string(process_->peer.pid) +
+                              " uid=" + std::to_string(process_->peer.uid) + " reason=\"" + refusal->message + "\"");
+      return refusal;
+    }
+    kill_point(KillPoint::resume_accepted);
+    log_peer("session_resumed", *session);
+    return std::nullopt;
+  }
+
+  void log_peer(const char* event, const LiveSession& session) {
+    sessions_.options().log(std::string("event=") + event + " session=" + std::to_string(raw(session.id)) +
+                            " uid=" + std::to_string(process_->peer.uid) + " label=\"" + session.label + "\"");
   }
 
   void fill_info(wire::SessionInfo::Builder info, const LiveSession& session) {
@@ -194,7 +260,7 @@ class NodeServer final : public wire::Node::Server {
     info.setSalt(kj::arrayPtr(tenant.salt.data(), tenant.salt.size()));
     info.setArenaBytes(options.arena_bytes);
     info.setSlabBytes(options.slab_bytes);
-    info.setDaemonInstance(options.daemon_instance);
+    info.setDaemonInstance(sessions_.store().status().instance);
     info.setColdFormat(static_cast<std::uint8_t>(options.cold_format));
     info.setDevice(options.device);
   }

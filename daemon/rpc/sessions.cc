@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "daemon/rpc/kept_session.h"
+
 namespace kvq {
 namespace {
-
-constexpr std::uint64_t kGoodbyeMs = 100;
 
 std::string id_text(const LiveSession& s) {
   return "session=" + std::to_string(raw(s.id)) + " pid=" + std::to_string(s.process->peer.pid);
@@ -30,49 +30,69 @@ Sessions::Sessions(EventLoop& loop, Store& store, const RpcOptions& options)
     : loop_(loop),
       store_(store),
       options_(options),
-      ticker_(loop, store, options.tick_ms, [this](std::uint64_t now_ms) { after_tick(now_ms); }) {}
+      ticker_(loop, store, options.tick_ms, [this](std::uint64_t now_ms) { after_tick(now_ms); }) {
+  take_up_adopted();
+}
 
 Sessions::~Sessions() noexcept(false) {}
 
 Result<std::shared_ptr<LiveSession>> Sessions::open(const std::shared_ptr<Process>& process,
                                                     const SessionRequest& request,
                                                     kj::Maybe<wire::SlabSink::Client> sink) {
+  if (left_) return Error{Errc::draining, 0, "kvqd is about to end; connect again"};
   auto session = std::make_shared<LiveSession>();
   session->doorbell = kj::AutoCloseFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   session->notice = kj::AutoCloseFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (session->doorbell < 0 || session->notice < 0) {
+  if (session->doorbell.get() < 0 || session->notice.get() < 0) {
     return Error{Errc::system, errno, "kvqd has no descriptor left for the session's eventfds"};
   }
   opening_ = true;
   const auto id = store_.open_session(request, loop_.now_ms());
   opening_ = false;
-  const auto early = std::exchange(early_, {});
-  if (!id) return id.error();
+  if (!id) {
+    early_.clear();
+    return id.error();
+  }
   session->id = *id;
   session->tenant = request.tenant;
   session->label = request.label;
   session->process = process;
   session->sink = kj::mv(sink);
-  const SessionMemory memory = store_.memory(*id);
-  session->directory = make_memory(duplicate(memory.directory_read_only));
-  session->prefix_table = make_memory(duplicate(memory.prefix_table_read_only));
-  session->segment = make_memory(duplicate(memory.segment));
-  session->doorbell_memory = make_memory(duplicate(session->doorbell));
-  session->notice_memory = make_memory(duplicate(session->notice));
+  if (options_.keeper != nullptr) {
+    keep_session(*options_.keeper, *id, process->peer.pid, process->peer.pidfd, session->doorbell, session->notice);
+  }
+  give_memory(*session);
   sessions_[*id] = session;
-  session->doorbell_watch = loop_.on_readable(session->doorbell, [this, s = session.get()] {
+  watch_doorbell(*session);
+  push_early(session);
+  set_pace();
+  ticker_.soon();
+  settle();
+  return session;
+}
+
+void Sessions::give_memory(LiveSession& session) {
+  const SessionMemory memory = store_.memory(session.id);
+  session.directory = make_memory(duplicate(memory.directory_read_only));
+  session.prefix_table = make_memory(duplicate(memory.prefix_table_read_only));
+  session.segment = make_memory(duplicate(memory.segment));
+  session.doorbell_memory = make_memory(duplicate(session.doorbell));
+  session.notice_memory = make_memory(duplicate(session.notice));
+}
+
+void Sessions::watch_doorbell(LiveSession& session) {
+  session.doorbell_watch = loop_.on_readable(session.doorbell, [this, s = &session] {
     Bell::silence(s->doorbell);
     drain_ring(*s);
     settle();
     ticker_.soon();
   });
-  for (const EarlyNotice& e : early) {
-    if (e.notice.session == *id) push(session, e.notice, e.fd);
+}
+
+void Sessions::push_early(const std::shared_ptr<LiveSession>& session) {
+  for (const EarlyNotice& e : std::exchange(early_, {})) {
+    if (e.notice.session == session->id) push(session, e.notice, e.fd);
   }
-  ticker_.keep_going(true);
-  ticker_.soon();
-  settle();
-  return session;
 }
 
 void Sessions::drain_ring(LiveSession& session) {
@@ -80,8 +100,12 @@ void Sessions::drain_ring(LiveSession& session) {
 }
 
 void Sessions::close(LiveSession& session) {
-  if (session.closed || sessions_.count(session.id) == 0) return;
+  if (session.left || session.closed || sessions_.count(session.id) == 0) return;
   drain_ring(session);  // what it wrote before it left counts
+  end_requests(session);
+}
+
+void Sessions::end_requests(LiveSession& session) {
   session.closed = true;
   session.doorbell_watch.cancel();
   session.unacknowledged.clear();
@@ -103,7 +127,19 @@ void Sessions::hung_up(const Process& process) {
   for (const auto& session : of(process)) close(*session);
 }
 
+void Sessions::watch_end(const std::shared_ptr<Process>& process) {
+  process->ended_watch = loop_.on_readable(process->peer.pidfd, [this, weak = std::weak_ptr<Process>(process)] {
+    const auto ended = weak.lock();
+    if (ended == nullptr) return;
+    ended->ended_watch.cancel();
+    ended->ended = true;
+    process_ended(*ended);
+    if (ended->cut) ended->cut();  // a forked child may hold the socket open
+  });
+}
+
 void Sessions::process_ended(const Process& process) {
+  if (left_) return;
   const std::uint64_t now_ms = loop_.now_ms();
   for (const auto& session : of(process)) release(session, now_ms);
   settle();
@@ -114,14 +150,16 @@ void Sessions::release(const std::shared_ptr<LiveSession>& session, std::uint64_
   close(*session);
   sessions_.erase(session->id);
   store_.process_ended(session->id, now_ms);
-  if (sessions_.empty()) ticker_.keep_going(false);
+  // Only now: a next daemon that finds the session needs its pidfd to know that the process's steps are over.
+  if (options_.keeper != nullptr) forget_session(*options_.keeper, session->id);
+  set_pace();
   finish_drains(now_ms);
 }
 
 void Sessions::deliver(const SlabNotice& notice) {
   SharedFd fd = notice.map ? duplicate(notice.descriptor) : nullptr;
   const auto found = sessions_.find(notice.session);
-  if (found == sessions_.end()) {
+  if (found == sessions_.end() || found->second->waits()) {  // the latter is told again when its client is back
     if (opening_) early_.push_back({notice, std::move(fd)});
   } else if (!found->second->closed) {
     push(found->second, notice, std::move(fd));
@@ -173,6 +211,7 @@ kj::Promise<Error> Sessions::attempt(const std::shared_ptr<LiveSession>& session
     return outcome.error();
   }
   if (session->parked >= options_.max_parked_per_session) {
+    log_refusal(*session->process, "waiting_requests", options_.max_parked_per_session);
     return Error{Errc::limit_reached, 0, "too many requests of this session wait for room already"};
   }
   auto pair = kj::newPromiseAndFulfiller<Error>();
@@ -210,10 +249,13 @@ void Sessions::reject_parked(const LiveSession& session) {
 }
 
 void Sessions::after_tick(std::uint64_t now_ms) {
+  if (left_) return;
+  end_unclaimed(now_ms);
   try_parked(now_ms);
   release_orphans(now_ms);
   cut_silent(now_ms);
   finish_drains(now_ms);
+  finish_verifies(now_ms);
   settle();
 }
 
@@ -243,37 +285,36 @@ void Sessions::cut_silent(std::uint64_t now_ms) {
   }
 }
 
-kj::Promise<void> Sessions::drain(std::uint32_t deadline_ms) {
-  store_.start_draining();
-  auto pair = kj::newPromiseAndFulfiller<void>();
-  drains_.push_back({loop_.now_ms() + deadline_ms, kj::mv(pair.fulfiller)});
-  finish_drains(loop_.now_ms());
-  settle();
-  ticker_.soon();
-  return kj::mv(pair.promise);
-}
-
-void Sessions::finish_drains(std::uint64_t now_ms) {
-  for (auto it = drains_.begin(); it != drains_.end();) {
-    if (!sessions_.empty() && now_ms < it->until_ms) {
-      ++it;
-      continue;
-    }
-    it->done->fulfill();
-    it = drains_.erase(it);
-    goodbye_ = loop_.every(kGoodbyeMs, [this] { drained_pair_.fulfiller->fulfill(); });
-  }
-}
-
 void Sessions::settle() {
   for (SessionId id : store_.take_notices()) {
     const auto found = sessions_.find(id);
     if (found == sessions_.end() || bell_.ring(found->second->notice)) continue;
     options_.log("event=notice_blocked action=disconnect " + id_text(*found->second));
-    found->second->cut();
+    if (found->second->waits()) {
+      close(*std::shared_ptr<LiveSession>(found->second));
+    } else {
+      found->second->cut();
+    }
   }
 }
 
-std::size_t Sessions::owned_by(const Process& process) const { return of(process).size(); }
+std::size_t Sessions::owned_by(const Process& process) const {
+  return static_cast<std::size_t>(std::count_if(sessions_.begin(), sessions_.end(), [&](const auto& entry) {
+    return entry.second->process.get() == &process && !entry.second->closed;
+  }));
+}
+
+std::size_t Sessions::of_same_process(const Peer& peer) const {
+  return static_cast<std::size_t>(std::count_if(sessions_.begin(), sessions_.end(), [&](const auto& entry) {
+    const Peer& other = entry.second->process->peer;
+    return other.pid == peer.pid && other.uid == peer.uid;
+  }));
+}
+
+void Sessions::log_refusal(Process& process, const std::string& cause, std::uint64_t limit) const {
+  if (!process.causes.insert(cause).second) return;
+  options_.log("event=refused cause=" + cause + (limit == 0 ? "" : " limit=" + std::to_string(limit)) +
+               " pid=" + std::to_string(process.peer.pid) + " uid=" + std::to_string(process.peer.uid));
+}
 
 }  // namespace kvq

@@ -37,6 +37,11 @@ struct Registration {
   formatFloorDense @6 :Bool;  # this session's pages are never quantized
   credits @7 :UInt32;         # pages to keep in the magazine
   slabs @8 :SlabSink;         # null for the control role
+  # Takes up a session that an earlier daemon left to this one, in place of making one. 0: a new session. All other fields
+  # are as they were at its registration. Errors: staleId (no such session waits for its client), permissionDenied (the
+  # token, the user or the process is another).
+  resumeSession @9 :UInt32;
+  resumeToken @10 :Data;      # 16 bytes: SegmentHeader.token of the session
 }
 
 interface Memory {}           # its descriptor is a memfd, or an eventfd for doorbells; dropping it drops the import
@@ -96,4 +101,9 @@ interface Admin {
   set @5 (key :Text, value :Text) -> (status :Status, json :Text);
   # Admits nothing new and returns once every session has ended or after `deadlineMs`; the daemon then exits with 0.
   drain @6 (deadlineMs :UInt32) -> (status :Status, json :Text);
+  # Ends a session whatever its process does: its sequences and credits go at once, its slots when its steps are over.
+  # kill: sends SIGKILL to its process, too (through the pidfd, so never to another one of that number).
+  evictSession @7 (session :UInt32, kill :Bool) -> (status :Status, json :Text);
+  # Compares every sealed page of `tenant` (empty: all) with its checksum; returns when all are done or at `deadlineMs`.
+  verify @8 (tenant :Text, deadlineMs :UInt32) -> (status :Status, json :Text);
 }

@@ -40,7 +40,7 @@ class FakeStore final : public Store {
   struct Live {
     SessionRequest request;
     std::set<std::uint32_t> unmapped;  // slabs announced and not acknowledged
-    bool connected = true;
+    bool connected = true, waits = false, evicted = false;
   };
   std::map<SessionId, Live> live;
   std::vector<TenantSpec> tenants;
@@ -53,6 +53,54 @@ class FakeStore final : public Store {
   }
   std::size_t count(const std::string& call) const {
     return static_cast<std::size_t>(std::count(calls.begin(), calls.end(), call));
+  }
+
+  // --- an earlier daemon's sessions ---
+  static constexpr SessionToken kToken = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+  std::vector<AdoptedSession> adopted;
+  Error resume_error;
+
+  void adopt(const AdoptedSession& session) {
+    adopted.push_back(session);
+    live[session.id].request.tenant = session.tenant;
+    live[session.id].request.pid = session.pid;
+    live[session.id].waits = session.waits;
+    live[session.id].connected = session.waits;
+    last_id_ = std::max(last_id_, raw(session.id));
+  }
+  std::vector<AdoptedSession> adopted_sessions() const override { return adopted; }
+  Result<void> resume_session(SessionId id, const SessionToken& token, const SessionRequest& request,
+                              std::uint64_t) override {
+    EXPECT_TRUE(live.at(id).waits);
+    calls.push_back("resume_session");
+    for (std::uint32_t slab = 0; slab < slabs_at_open_; ++slab) announce(id, slab, true);
+    if (token != kToken) return Error{Errc::permission_denied, 0, "the token is another"};
+    if (resume_error.code != Errc::ok) return resume_error;
+    live[id].request = request;
+    live[id].waits = false;
+    notices.insert(id);
+    return {};
+  }
+
+  // --- operators ---
+  VerifyStatus verifying;
+  AdoptReport adopt_report;
+  std::uint64_t oldest_step_ms = 0;
+  std::vector<LostPage> lost;
+
+  Result<void> evict(SessionId id, std::uint64_t) override {
+    if (live.count(id) == 0) return Error{Errc::stale_id, 0, "no such session"};
+    calls.push_back("evict");
+    live[id].evicted = true;
+    return {};
+  }
+  std::vector<LostPage> lost_pages(SessionId, std::uint64_t since, std::uint64_t& now) const override {
+    now = lost.size();
+    return {lost.begin() + static_cast<std::ptrdiff_t>(std::min<std::uint64_t>(since, now)), lost.end()};
+  }
+  void verify(std::optional<TenantId> tenant) override {
+    calls.push_back(tenant ? "verify " + std::to_string(raw(*tenant)) : "verify");
+    verifying.running = true;
   }
 
   TenantId add_tenant(const TenantSpec& spec) override {
@@ -81,7 +129,9 @@ class FakeStore final : public Store {
   }
   void start_draining() override { draining = true; }
 
+  std::function<void()> on_open = [] {};
   Result<SessionId> open_session(const SessionRequest& request, std::uint64_t) override {
+    on_open();
     if (open_error.code != Errc::ok) return open_error;
     if (draining) return Error{Errc::draining, 0, "kvqd is draining"};
     const SessionId id{++last_id_};
@@ -148,6 +198,9 @@ class FakeStore final : public Store {
     StoreStatus out;
     out.watermarks = watermarks;
     out.draining = draining;
+    out.instance = 0x1234;
+    out.verify = verifying;
+    out.adopt = adopt_report;
     for (std::uint32_t i = 0; i < tenants.size(); ++i) {
       TenantStatus t;
       t.id = TenantId{i + 1};
@@ -169,6 +222,9 @@ class FakeStore final : public Store {
       s.connected = session.connected;
       s.ready = session.unmapped.empty();
       s.open_steps = open_steps;
+      s.oldest_step_ms = oldest_step_ms;
+      s.waits_for_client = session.waits;
+      s.evicted = session.evicted;
       out.push_back(s);
     }
     return out;

@@ -104,7 +104,11 @@ inline void fill(wire::Registration::Builder r, wire::SlabSink::Client sink) {
 
 class Harness {
  public:
-  explicit Harness(RpcOptions options = {}, std::uint32_t slabs_at_open = 1) : store(slabs_at_open) {
+  // `before` fills the store before the server is made.
+  explicit Harness(
+      RpcOptions options = {}, std::uint32_t slabs_at_open = 1,
+      const std::function<void(FakeStore&)>& before = [](auto&) {})
+      : store(slabs_at_open) {
     char name[] = "/tmp/kvq-rpc-XXXXXX";
     directory_ = ::mkdtemp(name);
     path = directory_ + "/kvqd.sock";
@@ -119,6 +123,7 @@ class Harness {
     options.arena_bytes = 64 << 20;
     options.slab_bytes = 1 << 20;
     options.device = "host";
+    before(store);
     options.log = [this](const std::string& line) { log.push_back(line); };
     server = serve(loop, *io.lowLevelProvider, store, listening_, std::move(options));
     store.deliver = [this](const SlabNotice& notice) { server->deliver(notice); };
@@ -127,6 +132,10 @@ class Harness {
     server.reset();
     ::close(listening_);
     std::filesystem::remove_all(directory_);
+  }
+
+  bool logged(const std::string& text) const {
+    return std::any_of(log.begin(), log.end(), [&](const std::string& line) { return line.find(text) != line.npos; });
   }
 
   Client connect() { return Client(*io.lowLevelProvider, path); }

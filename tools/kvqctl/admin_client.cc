@@ -137,7 +137,25 @@ std::string AdminClient::set(const std::string& key, const std::string& value) {
 std::string AdminClient::drain(std::uint32_t deadline_ms) {
   auto request = wire_->admin.drainRequest();
   request.setDeadlineMs(deadline_ms);
-  auto response = wire_->send(kj::mv(request), deadline_ms + kAnswerMs);
+  auto response = wire_->send(kj::mv(request), std::uint64_t{deadline_ms} + kAnswerMs);
+  Wire::require_ok(response.getStatus());
+  return response.getJson().cStr();
+}
+
+std::string AdminClient::evict_session(std::uint32_t session, bool kill) {
+  auto request = wire_->admin.evictSessionRequest();
+  request.setSession(session);
+  request.setKill(kill);
+  auto response = wire_->send(kj::mv(request));
+  Wire::require_ok(response.getStatus());
+  return response.getJson().cStr();
+}
+
+std::string AdminClient::verify(const std::string& tenant, std::uint32_t deadline_ms) {
+  auto request = wire_->admin.verifyRequest();
+  request.setTenant(tenant);
+  request.setDeadlineMs(deadline_ms);
+  auto response = wire_->send(kj::mv(request), std::uint64_t{deadline_ms} + kAnswerMs);
   Wire::require_ok(response.getStatus());
   return response.getJson().cStr();
 }

@@ -17,6 +17,7 @@ enum ExitCode : int {
   kRefused = 1,   // the daemon (or the socket's mode) says no
   kUsage = 2,     // bad command line
   kNoDaemon = 3,  // nothing answers
+  kBadPages = 4,  // verify found pages whose bytes are not what they were
 };
 
 struct Failure : std::runtime_error {
@@ -37,6 +38,8 @@ class AdminClient {
   std::string quantize(const std::string& tenant, std::uint64_t idle_ms, bool dry_run);
   std::string set(const std::string& key, const std::string& value);
   std::string drain(std::uint32_t deadline_ms);
+  std::string evict_session(std::uint32_t session, bool kill);
+  std::string verify(const std::string& tenant, std::uint32_t deadline_ms);
 
   void sleep_ms(std::uint64_t ms);  // keeps the connection served
 

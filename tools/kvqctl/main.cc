@@ -1,6 +1,7 @@
 // kvqctl: shows and tunes a running kvqd. Thin: the daemon decides and reports, this formats.
 //
-// Exit codes: 0 done, 1 the daemon says no, 2 bad command line, 3 no daemon. Errors are one line on stderr.
+// Exit codes: 0 done, 1 the daemon says no, 2 bad command line, 3 no daemon, 4 verify found bad pages. Errors are one
+// line on stderr.
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <iostream>
@@ -23,6 +24,9 @@ struct Options {
   bool dry_run = false;
   std::string key, value;
   double deadline_s = 60;
+  std::uint32_t session = 0;
+  bool kill = false;
+  std::uint32_t deadline_ms = 60'000;
 };
 
 void print(const Options& o, const std::string& document, std::string (*show)(const Json&)) {
@@ -42,6 +46,21 @@ void watch_status(const Options& o, AdminClient& admin) {
 
 void show_once(const Options& o, AdminClient& admin) { print(o, admin.status(), show_status); }
 
+// Bad pages, or a pass that did not end in time, are no success.
+void verify(const Options& o, AdminClient& admin) {
+  const std::string document = admin.verify(o.tenant, o.deadline_ms);
+  print(o, document, show_verify);
+  const Json report = Json::parse(document);
+  const auto bad = report.at("bad").get<std::uint64_t>();
+  if (bad > 0) {
+    throw Failure(kBadPages, std::to_string(bad) + " pages are bad; kvqctl sessions shows in LOST who held them");
+  }
+  if (!report.at("finished").get<bool>()) {
+    throw Failure(kRefused, "not finished within " + std::to_string(o.deadline_ms) +
+                                " ms; it goes on, kvqctl status shows how far it is");
+  }
+}
+
 // What each verb does with a connection.
 void run_verb(const std::string& verb, const Options& o, AdminClient& admin) {
   if (verb == "status") return o.watch_s > 0 ? watch_status(o, admin) : show_once(o, admin);
@@ -50,6 +69,8 @@ void run_verb(const std::string& verb, const Options& o, AdminClient& admin) {
   if (verb == "pages") return print(o, admin.pages(o.tenant, o.limit), show_pages);
   if (verb == "quantize") return print(o, admin.quantize(o.tenant, o.idle_ms, o.dry_run), show_quantize);
   if (verb == "set") return print(o, admin.set(o.key, o.value), show_set);
+  if (verb == "evict-session") return print(o, admin.evict_session(o.session, o.kill), show_evict);
+  if (verb == "verify") return verify(o, admin);
   print(o, admin.drain(static_cast<std::uint32_t>(o.deadline_s * 1000)), show_drain);
 }
 
@@ -58,14 +79,19 @@ void add_verbs(CLI::App& app, Options& o) {
   app.add_option("--socket", o.socket, "kvqd's socket (else KVQ_SOCKET, else " + std::string(kDefaultSocket) + ")");
   auto* status = app.add_subcommand("status", "the daemon, its arena and its tenants");
   status->add_option("--watch", o.watch_s, "show again every SECONDS")->check(CLI::Range(0.1, 3600.0));
-  auto* sessions = app.add_subcommand("sessions", "connected model servers");
+  auto* sessions = app.add_subcommand("sessions", "model servers: what each holds, and which one hangs");
   auto* tenants = app.add_subcommand("tenants", "memory by tenant");
   auto* pages = app.add_subcommand("pages", "single pages");
   pages->add_option("--limit", o.limit, "at most so many")->check(CLI::Range(1, 10'000))->capture_default_str();
   auto* quantize = app.add_subcommand("quantize", "quantize dense pages that nobody used lately");
   quantize->add_option("--idle", o.idle_ms, "unused for at least so many ms")->capture_default_str();
   quantize->add_flag("--dry-run", o.dry_run, "only say what it would do");
-  for (auto* verb : {pages, quantize}) verb->add_option("--tenant", o.tenant, "of this tenant only");
+  auto* evict = app.add_subcommand("evict-session", "end a session, whatever its process does");
+  evict->add_option("session", o.session, "its number in kvqctl sessions")->required();
+  evict->add_flag("--kill", o.kill, "kill its process, too");
+  auto* verify = app.add_subcommand("verify", "compare every sealed page with its checksum");
+  verify->add_option("--deadline-ms", o.deadline_ms, "wait at most so many ms")->capture_default_str();
+  for (auto* verb : {pages, quantize, verify}) verb->add_option("--tenant", o.tenant, "of this tenant only");
   auto* set = app.add_subcommand("set", "change a setting until kvqd restarts");
   set->add_option("key", o.key, "quantize_at, evict_at, refuse_at, relief, quota.TENANT or share.TENANT")->required();
   set->add_option("value", o.value, "as in the configuration file: 0.6, 4GiB")->required();
@@ -73,7 +99,7 @@ void add_verbs(CLI::App& app, Options& o) {
   drain->add_option("--deadline", o.deadline_s, "seconds to wait at most")
       ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
-  for (auto* verb : {status, sessions, tenants, pages, quantize, set, drain}) {
+  for (auto* verb : {status, sessions, tenants, pages, quantize, evict, verify, set, drain}) {
     verb->add_flag("--json", o.json, "the daemon's document as JSON");
     verb->fallthrough();
   }

@@ -78,6 +78,33 @@ std::string tenants_table(const Json& tenants) {
   return table(rows, {0, 1});
 }
 
+std::string state_of(const Json& session) {
+  if (session.at("evicted").get<bool>()) return "evicted";
+  if (session.at("waits_for_client").get<bool>()) return "waiting";
+  if (!session.at("connected").get<bool>()) return "leaving";
+  return session.at("ready").get<bool>() ? "connected" : "mapping";
+}
+
+// How far the running pass is, or what the last one found.
+std::string verify_line(const Json& v) {
+  const std::string bad = number(v.at("pages_bad")) + " bad";
+  if (v.at("running").get<bool>()) {
+    return number(v.at("pages_done")) + " of " + number(v.at("pages_total")) + " pages compared (" +
+           part_of(v.at("pages_done"), v.at("pages_total")) + "), " + bad;
+  }
+  const std::string ever = number(v.at("pages_bad_ever")) + " bad since start";
+  if (v.at("passes") == 0) return "not yet, " + ever;
+  return "last pass: " + number(v.at("pages_done")) + " pages, " + bad + "; " + ever;
+}
+
+std::string adopt_line(const Json& a) {
+  const std::string refused = a.at("refused");
+  if (!refused.empty()) return "refused, started clean: " + refused;
+  if (!a.at("adopted").get<bool>()) return "nothing was left";
+  return number(a.at("sessions")) + " sessions, " + number(a.at("sequences")) + " sequences, " + number(a.at("pages")) +
+         " pages in " + number(a.at("slabs")) + " slabs; " + number(a.at("undone_bytes")) + " bytes undone";
+}
+
 }  // namespace
 
 std::string show_status(const Json& s) {
@@ -101,6 +128,8 @@ std::string show_status(const Json& s) {
                           " in flight"},
        {"pages", number(s.at("dropped_pages")) + " dropped, " + number(s.at("limbo_slots")) + " slots in limbo"},
        {"requests", number(s.at("parked_requests")) + " waiting for room, " + number(s.at("refusals")) + " refused"},
+       {"verified", verify_line(s.at("verify"))},
+       {"adopted", adopt_line(s.at("adopt"))},
        {"sessions", number(s.at("sessions")) + " on " + number(s.at("connections")) + " connections"}},
       {0, 1});
   return out + "\n" + tenants_table(s.at("tenants"));
@@ -109,18 +138,25 @@ std::string show_status(const Json& s) {
 std::string show_sessions(const Json& document) {
   const Json& sessions = document.at("sessions");
   if (sessions.empty()) return "no sessions\n";
-  std::vector<Row> rows = {{"SESSION", "TENANT", "PID", "LABEL", "STATE", "SEQUENCES", "RUNNING", "PAGES", "CREDITS",
-                            "STEPS", "LAG", "REFUSED"}};
+  std::vector<Row> rows = {{"", "SESSION", "TENANT", "PID", "LABEL", "STATE", "OLDEST STEP", "HOLDS BACK", "STEPS",
+                            "LAG", "SEQUENCES", "RUNNING", "PAGES", "LOST", "CREDITS", "REFUSED"}};
+  std::string hung;
   for (const Json& s : sessions) {
-    const std::string state = !s.at("connected").get<bool>() ? "leaving"
-                              : s.at("ready").get<bool>()    ? "ready"
-                                                             : "mapping";
-    rows.push_back({number(s.at("id")), s.at("tenant"), number(s.at("pid")), s.at("label"), state,
+    if (s.at("hung").get<bool>()) hung += (hung.empty() ? "" : ", ") + number(s.at("id"));
+    const auto step_ms = s.at("oldest_step_ms").get<std::uint64_t>();
+    rows.push_back({s.at("hung").get<bool>() ? "!" : "", number(s.at("id")), s.at("tenant"), number(s.at("pid")),
+                    s.at("label"), state_of(s), s.at("open_steps") == 0 ? "-" : std::to_string(step_ms) + " ms",
+                    mib(s.at("limbo_bytes")), number(s.at("open_steps")), number(s.at("oldest_step_epochs")),
                     number(s.at("sequences")), number(s.at("running")), number(s.at("pages")),
-                    number(s.at("credits")) + "/" + number(s.at("credits_target")), number(s.at("open_steps")),
-                    number(s.at("oldest_step_epochs")), number(s.at("commands_refused"))});
+                    number(s.at("lost_pages")), number(s.at("credits")) + "/" + number(s.at("credits_target")),
+                    number(s.at("commands_refused"))});
   }
-  return table(rows, {1, 3, 4});
+  std::string out = table(rows, {0, 2, 4, 5});
+  if (!hung.empty()) {
+    out += "! hung: a step is open for longer than " + duration(document.at("step_deadline_ms")) +
+           ", so it gets no new pages; kvqctl evict-session ends it (" + hung + ")\n";
+  }
+  return out;
 }
 
 std::string show_tenants(const Json& document) { return tenants_table(document.at("tenants")); }
@@ -164,6 +200,16 @@ std::string show_drain(const Json& r) {
   const auto left = r.at("sessions_left").get<std::uint64_t>();
   return left == 0 ? "drained: no session is left, kvqd ends\n"
                    : "the deadline passed with " + std::to_string(left) + " sessions left; kvqd ends\n";
+}
+
+std::string show_evict(const Json& r) {
+  return "session " + number(r.at("session")) + " of process " + number(r.at("pid")) + " is evicted" +
+         (r.at("killed").get<bool>() ? " and its process killed\n" : "\n");
+}
+
+std::string show_verify(const Json& r) {
+  return std::string(r.at("finished").get<bool>() ? "verified " : "verified so far ") + number(r.at("pages")) + " of " +
+         number(r.at("pages_total")) + " pages: " + number(r.at("bad")) + " bad\n";
 }
 
 }  // namespace kvqctl

@@ -17,5 +17,7 @@ std::string show_pages(const Json& document);
 std::string show_quantize(const Json& report);
 std::string show_set(const Json& changed);
 std::string show_drain(const Json& report);
+std::string show_evict(const Json& report);
+std::string show_verify(const Json& report);
 
 }  // namespace kvqctl
