@@ -17,6 +17,8 @@ namespace {
 constexpr const char* kDefaultSocket = "/run/kvq/kvqd.sock";
 constexpr std::uint32_t kConnectDeadlineMs = 5000;
 
+static_assert(sizeof(kvq_pressure) == 40);  // its later fields lie where the first version had padding
+
 std::string socket_path(const kvq_connect_options& options) {
   if (options.socket_path != nullptr) return options.socket_path;
   const char* from_environment = std::getenv("KVQ_SOCKET");
@@ -162,6 +164,7 @@ kvq_status kvq_step_begin(kvq_model* model, uint64_t* step) {
   return call("kvq_step_begin", model, [&](kvq_model& m) {
     if (step == nullptr) return missing("kvq_step_begin", "step");
     if (auto s = m.model->check_data("kvq_step_begin"); s != KVQ_OK) return s;
+    if (auto s = m.model->check_session(); s != KVQ_OK) return s;
     return m.model->steps().begin(*step);
   });
 }

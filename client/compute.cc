@@ -9,6 +9,7 @@
 
 #include "client/last_error.h"
 #include "client/model.h"
+#include "kvq/kill_point.h"
 
 namespace kvq::client {
 namespace {
@@ -83,7 +84,9 @@ kvq_status Model::append(const kvq_append_args& args) {
                                  .v_head_stride = args.v_head_stride,
                                  .slots = slots,
                                  .tokens = args.tokens});
-  return done ? KVQ_OK : in_layer("kvq_append", args.layer, done.error());
+  if (!done) return in_layer("kvq_append", args.layer, done.error());
+  kill_point(KillPoint::client_page_written);
+  return KVQ_OK;
 }
 
 kvq_status Model::attend(const kvq_attend_args& args) {

@@ -1,12 +1,14 @@
-// The connection to kvqd: the socket, the Node capability and the calls that need the daemon.
+// The connection to kvqd: the calls that need the daemon, over one socket after the other.
 //
-// Invariant: everything of Cap'n Proto lives in Wire objects that only the loop thread touches. When the socket breaks,
-// every waiting call and every later one returns DAEMON_GONE and the notice eventfds ring; memory that is mapped stays
-// mapped.
+// Invariant: everything of Cap'n Proto lives in Link and Wire objects that only the loop thread touches. When the
+// socket breaks, the link comes back by itself (link.h); calls wait for that until their deadline and are made again,
+// since each of them may be repeated. Memory that is mapped stays mapped. A session that the daemon of now does not
+// know is lost: each of its calls returns DAEMON_GONE.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -64,6 +66,24 @@ struct LostPages {
   std::uint64_t now = 0;
 };
 
+// What any thread may ask about a session without the loop.
+class SessionState {
+ public:
+  std::atomic<bool> away{false};  // the link is broken, and the session not resumed yet
+  std::atomic<std::uint32_t> reconnects{0};
+
+  bool is_lost() const { return lost_.load(std::memory_order_acquire); }
+  const std::string& lost_text() const { return lost_text_; }  // once lost
+  // Loop thread, once: the daemon refused to resume the session.
+  void lose(const std::string& socket_path, const std::string& why, bool revoked);
+
+ private:
+  std::string lost_text_;  // written before lost_
+  std::atomic<bool> lost_{false};
+};
+
+class Link;
+
 class Connection {
  public:
   class Session;
@@ -78,23 +98,19 @@ class Connection {
   // Registers a model, maps everything, returns once all slabs of the tenant are mapped. Errors: as kvq_register_model.
   kvq_status register_model(const RegisterRequest& request, Grant& grant, std::unique_ptr<Session>& session);
 
-  bool gone() const { return gone_.load(std::memory_order_acquire); }
-  kvq_status say_gone() const;  // DAEMON_GONE with its text
-
-  struct Wire;
-
  private:
+  using Attempt = std::function<kj::Promise<Reply>(std::uint32_t left_ms)>;
   Connection(std::string path, std::string label);
-  kvq_status call(LoopThread::Body body, std::uint64_t timeout_ms, const char* what);
-  void broke();
+  // `session` null: a call on the daemon itself.
+  kvq_status call(Session* session, std::uint32_t deadline_ms, const char* what, const Attempt& attempt);
 
   const std::string path_, label_;
   LoopThread loop_;
-  std::unique_ptr<Wire> wire_;  // loop thread only
-  std::atomic<bool> gone_{false};
+  std::unique_ptr<Link> link_;  // loop thread only
 };
 
-// One session's calls. Any thread; each blocks its caller until the daemon answered or the deadline passed.
+// One session's calls. Any thread; each blocks its caller until the daemon answered or the deadline passed. While kvqd
+// is away, that long at most: DAEMON_GONE then. STALE_ID when end() comes first.
 class Connection::Session {
  public:
   struct Attach {
@@ -106,24 +122,33 @@ class Connection::Session {
   };
 
   struct Wire;
-  Session(Connection& connection, std::unique_ptr<Wire> wire);
-  ~Session();  // unmaps the session's slabs, then gives the session up
+  Session(Connection& connection, std::shared_ptr<Wire> wire);
+  ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
+
+  // Unmaps the session's slabs, then gives the session up; twice is once. Waits for no daemon. Calls that wait return.
+  void end();
 
   kvq_status credits(std::uint32_t pages, std::uint32_t deadline_ms);
   kvq_status attach(const Attach& request, std::vector<PageId>& pages);
   kvq_status resume(SequenceId sequence, std::uint32_t deadline_ms);
   kvq_status lost_pages(std::uint64_t since, LostPages& lost);
   // Returns once the daemon has taken every command that was in the ring before.
-  kvq_status ping();
+  kvq_status ping(std::uint32_t deadline_ms);
 
-  bool gone() const { return connection_.gone(); }
-  kvq_status say_gone() const { return connection_.say_gone(); }
+  const SessionState& state() const { return *state_; }
 
  private:
-  Connection& connection_;
-  std::unique_ptr<Wire> wire_;  // loop thread only
+  friend class Connection;
+  kvq_status call(std::uint32_t deadline_ms, const char* what, const Attempt& attempt) {
+    return connection_.call(this, deadline_ms, what, attempt);
+  }
+
+  Connection& connection_;  // not used any more once ended
+  std::atomic<bool> ended_{false};
+  std::shared_ptr<Wire> wire_;  // loop thread only; null once ended
+  const std::shared_ptr<SessionState> state_;
 };
 
 }  // namespace kvq::client

@@ -28,8 +28,7 @@ Reply reply_of(const kj::Exception& exception) {
   const std::string text = exception.getDescription().cStr();
   switch (exception.getType()) {
     case kj::Exception::Type::DISCONNECTED:
-      return failure(KVQ_ERR_DAEMON_GONE,
-                     "the connection to kvqd broke (" + text + "); close the model and connect again");
+      return failure(KVQ_ERR_DAEMON_GONE, "the connection to kvqd broke (" + text + "); call again");
     case kj::Exception::Type::UNIMPLEMENTED:
       return failure(KVQ_ERR_VERSION_MISMATCH,
                      "kvqd does not know this call (" + text + "); install kvqd and libkvq of one release");

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint32_t kDefaultCredits = 8;
 constexpr std::uint32_t kDefaultDeadlineMs = 5000;
-constexpr std::uint64_t kFlushMs = 5000;  // for commands that need room in a full ring
+constexpr std::uint32_t kFlushMs = 5000;  // for commands that need room in a full ring
 
 kvq_status check_layer(const kvq_layer& layer, std::uint32_t index) {
   if (!head_dim_supported(layer.head_dim)) {
@@ -101,7 +101,7 @@ kvq_status Model::close() {
   }
   const Lock held = lock();
   closed_.store(true, std::memory_order_release);
-  session_.reset();
+  session_->end();
   return KVQ_OK;
 }
 
@@ -110,13 +110,14 @@ kvq_status Model::check_open() const {
   return fail(KVQ_ERR_STALE_ID, "the model of this handle was closed; release the handle");
 }
 
-kvq_status Model::check_daemon() const {
+kvq_status Model::check_session() const {
   if (auto s = check_open(); s != KVQ_OK) return s;
-  return session_->gone() ? session_->say_gone() : KVQ_OK;
+  const SessionState& state = session_->state();
+  return state.is_lost() ? fail(KVQ_ERR_DAEMON_GONE, "%s", state.lost_text().c_str()) : KVQ_OK;
 }
 
 kvq_status Model::check_admission() const {
-  if (auto s = check_daemon(); s != KVQ_OK) return s;
+  if (auto s = check_session(); s != KVQ_OK) return s;
   if (segment().daemon.draining.load(std::memory_order_relaxed) == 0) return KVQ_OK;
   return fail(KVQ_ERR_DRAINING, "kvqd is draining and admits nothing new; finish what is open and use another node");
 }
@@ -128,6 +129,10 @@ kvq_status Model::check_data(const char* call) const {
 }
 
 kvq_status Model::prepare(Lock& lock, std::uint32_t commands, std::uint32_t credits, const Deadline& deadline) {
+  while (!unreleased_.empty() && rings_.has_room(commands + 1)) {
+    push_release(unreleased_.back());
+    unreleased_.pop_back();
+  }
   if (rings_.has_room(commands) && rings_.has_credits(credits)) return KVQ_OK;  // the hot path reads no clock
   const Deadline flush(kFlushMs);
   for (;;) {
@@ -135,7 +140,7 @@ kvq_status Model::prepare(Lock& lock, std::uint32_t commands, std::uint32_t cred
       if (flush.left_ms() == 0)
         return fail(KVQ_ERR_LIMIT_REACHED, "kvqd does not empty this session's command ring; look at its log");
       lock.unlock();
-      const kvq_status flushed = session_->ping();
+      const kvq_status flushed = session_->ping(credits != 0 ? deadline.left_ms() : flush.left_ms());
       lock.lock();
       if (flushed != KVQ_OK) return flushed;
       continue;
@@ -151,6 +156,29 @@ kvq_status Model::prepare(Lock& lock, std::uint32_t commands, std::uint32_t cred
                   rings_.credits());
     }
   }
+}
+
+void Model::push_release(SequenceId id) {
+  rings_.push({.kind = CommandKind::release, .sequence = id});
+  free_ids_.push_back(raw(id));
+}
+
+void Model::release(SequenceId id) {
+  if (check_session() != KVQ_OK) return;  // the daemon has released all by itself
+  Lock held = lock();
+  const bool waits = !session_->state().away.load(std::memory_order_acquire);
+  if (!rings_.has_room(1) && (!waits || prepare(held, 1, 0, Deadline(0)) != KVQ_OK)) {
+    unreleased_.push_back(id);
+    return;
+  }
+  push_release(id);
+  rings_.wake_daemon_if_needed();
+}
+
+void Model::abandon(SequenceId id) {
+  if (check_session() != KVQ_OK) return;
+  const Lock held = lock();
+  if (rings_.has_room(1)) rings_.push({.kind = CommandKind::release, .sequence = id});
 }
 
 kvq_status Model::take_sequence_id(const Lock&, SequenceId& id) {
@@ -174,7 +202,7 @@ kvq_status Model::request_credits(std::uint32_t pages, std::uint32_t deadline_ms
 }
 
 kvq_status Model::return_credits(std::uint32_t pages) {
-  if (auto s = check_daemon(); s != KVQ_OK) return s;
+  if (auto s = check_session(); s != KVQ_OK) return s;
   Lock held = lock();
   for (std::uint32_t i = std::min(pages, rings_.credits()); i > 0; --i) {
     if (auto s = prepare(held, 1, 0, Deadline(0)); s != KVQ_OK) return s;
@@ -187,20 +215,22 @@ kvq_status Model::return_credits(std::uint32_t pages) {
 }
 
 kvq_status Model::get_pressure(kvq_pressure& out) {
-  if (auto s = check_daemon(); s != KVQ_OK) return s;
+  if (auto s = check_session(); s != KVQ_OK) return s;
   const DaemonWords& words = segment().daemon;
   out.level = static_cast<kvq_pressure_level>(
       std::min<std::uint32_t>(words.pressure_level.load(std::memory_order_relaxed), KVQ_REFUSE));
   out.credits_wanted_back = words.credits_wanted_back.load(std::memory_order_relaxed);
   out.lost_pages = words.lost_pages.load(std::memory_order_relaxed);
   out.draining = words.draining.load(std::memory_order_relaxed) != 0;
+  out.reconnecting = session_->state().away.load(std::memory_order_acquire);
+  out.reconnects = session_->state().reconnects.load(std::memory_order_relaxed);
   const Lock held = lock();
   out.credits = rings_.credits();
   return KVQ_OK;
 }
 
 kvq_status Model::lost_pages(std::uint64_t since, LostPages& out) {
-  if (auto s = check_daemon(); s != KVQ_OK) return s;
+  if (auto s = check_session(); s != KVQ_OK) return s;
   out.now = segment().daemon.lost_pages.load(std::memory_order_relaxed);
   return out.now == since ? KVQ_OK : session_->lost_pages(since, out);
 }

@@ -1,8 +1,8 @@
 // A registered model: one session with the daemon, everything of it that sequences and kernels need.
 //
 // Invariant: the rings and the sequence ids change only under mutex(), which is held across no RPC and no copy. Calls
-// that only read shared memory (lookup, attend, append, steps) take no lock of the model and go on when the daemon is
-// gone.
+// that only read shared memory (lookup, attend, append, steps) take no lock of the model. They go on while the daemon
+// is away, as do calls that only need the rings, since the next daemon drains the same rings.
 #pragma once
 
 #include <atomic>
@@ -21,6 +21,7 @@
 #include "kernels/host_kernels.h"
 #include "kvq/kvq.h"
 #include "kvq/page_format.h"
+#include "kvq/step_protocol.h"
 
 namespace kvq::client {
 
@@ -43,17 +44,22 @@ class Model {
   static kvq_status open(Connection& connection, const kvq_model_desc& desc, std::shared_ptr<Model>& out);
   kvq_status close();  // INVALID_ARGUMENT while a step is open
 
-  kvq_status check_open() const;    // STALE_ID once closed
-  kvq_status check_daemon() const;  // also DAEMON_GONE, DRAINING is for the callers that admit something
-  kvq_status check_admission() const;
+  kvq_status check_open() const;                  // STALE_ID once closed
+  kvq_status check_session() const;               // also DAEMON_GONE once the session is lost
+  kvq_status check_admission() const;             // also DRAINING, for callers that admit something
   kvq_status check_data(const char* call) const;  // INVALID_ARGUMENT for the control role
 
   // What follows below is used with the lock held.
   Lock lock() { return Lock(mutex_); }
   // Returns with room for `commands` in the ring and `credits` pages at hand, or an error: then nothing was taken.
-  // Gives the lock up while it waits.
+  // Gives the lock up while it waits. A full ring of a daemon that is away is waited for until the deadline of calls
+  // that want credits, and for a fixed time by the others, which have none.
   kvq_status prepare(Lock& lock, std::uint32_t commands, std::uint32_t credits, const Deadline& deadline);
   Rings& rings(const Lock&) { return rings_; }
+  // Ends a sequence: now, or once a full ring has room again.
+  void release(SequenceId id);
+  // Ends a sequence of which nobody knows whether the daemon has made it; its id is not used again.
+  void abandon(SequenceId id);
   kvq_status take_sequence_id(const Lock&, SequenceId& id);  // LIMIT_REACHED
   void give_sequence_id(const Lock&, SequenceId id) { free_ids_.push_back(raw(id)); }
 
@@ -79,11 +85,12 @@ class Model {
   int notice_fd() const { return grant_.notice.get(); }
   Steps& steps() { return steps_; }
   Aliases& aliases() { return aliases_; }
-  Entry entry(PageId page) const { return unpack_entry(memory().entries()[raw(page)].load(std::memory_order_acquire)); }
+  Entry entry(PageId page) const { return unpack_entry(load_entry<SharedMemory>(memory().entries()[raw(page)])); }
 
  private:
   Model(const kvq_model_desc& desc, const ModelGeometry& geometry, Grant grant,
         std::unique_ptr<Connection::Session> session);
+  void push_release(SequenceId id);
   Segment& segment() const { return *reinterpret_cast<Segment*>(grant_.segment->data()); }
   ModelView view() const { return {&geometry_, layouts_}; }
   PageSource pages() const { return {memory().entries(), memory().directory().capacity, memory().arena()}; }
@@ -95,12 +102,13 @@ class Model {
   const bool floor_dense_;
   Key root_, digest_;
   Grant grant_;
-  std::unique_ptr<Connection::Session> session_;  // null once closed
+  const std::unique_ptr<Connection::Session> session_;
   std::atomic<bool> closed_{false};
   Steps steps_;
   Aliases aliases_;
   std::mutex mutex_;
   Rings rings_;                          // guarded by mutex_
+  std::vector<SequenceId> unreleased_;   // guarded by mutex_: the ring had no room for their release
   std::vector<std::uint32_t> free_ids_;  // guarded by mutex_
   std::uint32_t next_id_ = 1;            // guarded by mutex_
 };

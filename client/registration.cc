@@ -1,25 +1,38 @@
-// Registration, on the loop thread: one chain from the request to a session whose memory is all mapped.
+// Registration, on the loop thread: one chain from the request to a session whose memory is all mapped; and its
+// repetition by which a session goes on under the next daemon.
 //
 // Invariant: the sink learns where slabs go as soon as the reply is there, since the daemon answers `ready` only after
-// the sink has mapped every slab of the tenant.
+// the sink has mapped every slab of the tenant. A session that did not get ready is given up before its memory is.
 #include <kj/debug.h>
 
 #include <cstring>
 
 #include "client/last_error.h"
+#include "client/link.h"
 #include "client/wire.h"
+#include "kvq/kill_point.h"
 #include "kvq/result.h"
 
 namespace kvq::client {
 namespace {
 
 struct Registering {
+  Registering(Link& link_in, const RegisterRequest& request_in)
+      : link(link_in), request(request_in), accepted(kj::newPromiseAndFulfiller<void>()) {}
+  ~Registering() {
+    if (sink->memory == nullptr || handed_over) return;
+    sink->memory->forget_session(sink->session);
+    sink->memory = nullptr;
+  }
+  Link& link;
   const RegisterRequest& request;
-  Grant& grant;
-  std::unique_ptr<Connection::Session::Wire>& wire;
-  std::shared_ptr<SinkState> sink = std::make_shared<SinkState>();
+  Grant grant;
+  std::shared_ptr<Connection::Session::Wire> wire;
+  const std::shared_ptr<SinkState> sink = std::make_shared<SinkState>();
+  kj::PromiseFulfillerPair<void> accepted;  // by the daemon: the sink knows where slabs go
   TenantMemory::Shape shape;
   kj::Vector<Fd> fds;  // directory, prefix table, segment, doorbell, notice
+  bool handed_over = false;
 };
 
 void fill(wire::Registration::Builder out, const RegisterRequest& request, const std::string& label) {
@@ -57,7 +70,8 @@ Reply accept_info(Registering& r, wire::SessionInfo::Reader info) {
   r.grant.memory = TenantMemory::of(r.shape);
   r.sink->memory = r.grant.memory;
   r.sink->session = r.grant.session;
-  r.sink->pair.fulfiller->fulfill();
+  r.sink->link = r.link.number();
+  r.accepted.fulfiller->fulfill();
   return {};
 }
 
@@ -70,6 +84,9 @@ Reply map_all(Registering& r) {
   r.grant.doorbell = std::move(r.fds[3]);
   r.grant.notice = std::move(r.fds[4]);
   r.wire->notice_fd = r.grant.notice.get();
+  const auto& segment = *reinterpret_cast<const Segment*>(r.grant.segment->data());
+  r.wire->words = &segment.daemon;
+  std::memcpy(r.wire->token, segment.header.token, sizeof(r.wire->token));
   return {};
 }
 
@@ -96,22 +113,61 @@ kj::Promise<Reply> fetch_memory(const std::shared_ptr<Registering>& r) {
   });
 }
 
+// Why the daemon's session is not the one that `session` was; empty: it is.
+std::string difference(const Connection::Session::Wire& session, wire::SessionInfo::Reader info) {
+  const TenantMemory::Shape& shape = session.sink->memory->shape();
+  if (info.getDaemonInstance() != shape.daemon_instance) return "it is another instance";
+  if (info.getTenant() != raw(shape.tenant)) {
+    return "tenant " + std::to_string(info.getTenant()) + ", was " + std::to_string(raw(shape.tenant));
+  }
+  if (info.getSession() != raw(session.sink->session)) {
+    return "session " + std::to_string(info.getSession()) + ", was " + std::to_string(raw(session.sink->session));
+  }
+  return {};
+}
+
 }  // namespace
 
-kj::Promise<Reply> register_on_loop(Connection::Wire& connection, const std::string& label,
-                                    const RegisterRequest& request, Grant& grant,
-                                    std::unique_ptr<Connection::Session::Wire>& wire) {
-  auto r = std::make_shared<Registering>(Registering{request, grant, wire});
-  auto call = connection.node.registerRequest();
-  fill(call.initRequest(), request, label);
-  if (request.role != KVQ_ROLE_CONTROL) call.getRequest().setSlabs(kj::heap<SlabSinkServer>(r->sink));
-  return call.send().then([r, &connection](auto&& response) -> kj::Promise<Reply> {
+kj::Promise<Reply> register_on_loop(Link& link, const RegisterRequest& request, Grant& grant,
+                                    std::shared_ptr<Connection::Session::Wire>& wire) {
+  auto r = std::make_shared<Registering>(link, request);
+  auto call = link.node().registerRequest();
+  fill(call.initRequest(), request, link.label());
+  if (request.role != KVQ_ROLE_CONTROL) {
+    call.getRequest().setSlabs(kj::heap<SlabSinkServer>(r->sink, link.number(), kj::mv(r->accepted.promise)));
+  }
+  auto ready = call.send().then([r](auto&& response) -> kj::Promise<Reply> {
     Reply reply = reply_of(response.getStatus());
+    if (reply.status == KVQ_OK) kill_point(KillPoint::client_registered);
     if (reply.status == KVQ_OK) reply = accept_info(*r, response.getInfo());
     if (reply.status != KVQ_OK) return reply;
-    r->wire = std::make_unique<Connection::Session::Wire>(Connection::Session::Wire{response.getSession(), r->sink});
-    connection.sessions.insert(r->wire.get());
+    r->wire = std::make_shared<Connection::Session::Wire>(response.getSession(), r->sink, r->request);
     return fetch_memory(r);
+  });
+  return ready.then([r, &grant, &wire](Reply reply) {
+    if (reply.status != KVQ_OK) return reply;
+    r->handed_over = true;
+    r->link.add(r->wire);
+    grant = std::move(r->grant);
+    wire = std::move(r->wire);
+    return reply;
+  });
+}
+
+kj::Promise<Resumed> resume_on_loop(Link& link, Connection::Session::Wire& session, kj::Promise<void> accepted) {
+  auto call = link.node().registerRequest();
+  auto request = call.initRequest();
+  fill(request, session.request, link.label());
+  request.setResumeSession(raw(session.sink->session));
+  request.setResumeToken(kj::arrayPtr(session.token, sizeof(session.token)));
+  if (session.request.role != KVQ_ROLE_CONTROL) {
+    request.setSlabs(kj::heap<SlabSinkServer>(session.sink, link.number(), kj::mv(accepted)));
+  }
+  return call.send().then([&session](auto&& response) -> Resumed {
+    const Reply reply = reply_of(response.getStatus());
+    if (reply.status != KVQ_OK) return {reply.text.empty() ? "it refused" : reply.text};
+    if (session.ended) return {"ended"};
+    return {difference(session, response.getInfo()), response.getSession()};
   });
 }
 

@@ -5,6 +5,7 @@
 #include "client/sequence.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "client/last_error.h"
 
@@ -31,7 +32,7 @@ kvq_status read_extra_keys(const kvq_extra_key* keys, std::size_t count, std::ve
 Command Sequence::command(CommandKind kind) const { return {.kind = kind, .sequence = id_}; }
 
 kvq_status Sequence::check_usable(const char* call) const {
-  if (auto s = model_->check_daemon(); s != KVQ_OK) return s;
+  if (auto s = model_->check_session(); s != KVQ_OK) return s;
   if (view_)
     return fail(KVQ_ERR_INVALID_ARGUMENT, "%s: the sequence is a view of another session's; call it there", call);
   if (parked_) return fail(KVQ_ERR_INVALID_ARGUMENT, "%s: sequence %u is parked; resume it first", call, raw(id_));
@@ -52,10 +53,13 @@ kvq_status Sequence::open(std::shared_ptr<Model> model, std::span<const std::uin
     if (auto s = model->take_sequence_id(lock, made->id_); s != KVQ_OK) return s;
   }
   if (auto s = made->attach_or_open(prefix); s != KVQ_OK) {
-    const Model::Lock lock = model->lock();
-    if (s != KVQ_ERR_DAEMON_GONE)
-      model->give_sequence_id(lock, made->id_);  // else: nobody knows what the daemon did with it
-    made->id_ = SequenceId{0};
+    const SequenceId id = std::exchange(made->id_, SequenceId{0});
+    if (s == KVQ_ERR_DAEMON_GONE) {
+      model->abandon(id);
+    } else {
+      const Model::Lock lock = model->lock();
+      model->give_sequence_id(lock, id);
+    }
     return s;
   }
   made->committed_ = made->places_.size() * kPageTokens;
@@ -95,12 +99,7 @@ kvq_status Sequence::attach_or_open(CachedPrefix& prefix) {
 }
 
 Sequence::~Sequence() {
-  if (view_ || id_ == SequenceId{0} || model_->check_daemon() != KVQ_OK) return;
-  Model::Lock lock = model_->lock();
-  if (model_->prepare(lock, 1, 0, Deadline(0)) != KVQ_OK) return;  // the daemon is gone: it releases all by itself
-  model_->rings(lock).push(command(CommandKind::release));
-  model_->rings(lock).wake_daemon_if_needed();
-  model_->give_sequence_id(lock, id_);
+  if (!view_ && id_ != SequenceId{0}) model_->release(id_);
 }
 
 void Sequence::take(Rings& rings, const MagazineItem& item, std::uint64_t at) {
@@ -218,7 +217,7 @@ kvq_status Sequence::park() {
 }
 
 kvq_status Sequence::resume(std::uint32_t deadline_ms) {
-  if (auto s = model_->check_daemon(); s != KVQ_OK) return s;
+  if (auto s = model_->check_session(); s != KVQ_OK) return s;
   if (view_ || !parked_) return fail(KVQ_ERR_INVALID_ARGUMENT, "kvq_resume: sequence %u is not parked", raw(id_));
   if (auto s = model_->session().resume(id_, deadline_ms); s != KVQ_OK) return s;
   parked_ = false;

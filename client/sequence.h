@@ -31,7 +31,7 @@ class Sequence {
                          const kvq_open_options& options, std::unique_ptr<Sequence>& out);
   static kvq_status import(std::shared_ptr<Model> model, const void* data, std::size_t bytes,
                            std::unique_ptr<Sequence>& out);
-  ~Sequence();  // releases it at the daemon, unless it is a view or the daemon is gone
+  ~Sequence();  // releases it at the daemon, unless it is a view or the session is lost
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
 
@@ -56,7 +56,7 @@ class Sequence {
  private:
   explicit Sequence(std::shared_ptr<Model> model) : model_(std::move(model)) {}
   kvq_status attach_or_open(CachedPrefix& prefix);
-  kvq_status check_usable(const char* call) const;  // own, running, model open, daemon there
+  kvq_status check_usable(const char* call) const;  // own, running, model open, session not lost
   std::uint64_t full_pages() const { return committed_ / kPageTokens; }
   Command command(CommandKind kind) const;
   Command seal_command(std::uint64_t page, std::uint64_t step, std::uint32_t step_session) const;

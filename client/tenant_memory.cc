@@ -86,7 +86,13 @@ kvq_status TenantMemory::map_slab(SessionId session, SlabId slab, int fd, bool w
   if (arena() == nullptr) {
     if (auto s = reserve_arena(); s != KVQ_OK) return s;
   }
-  if (auto known = slabs_.find(raw(slab)); known != slabs_.end()) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0 || static_cast<std::uint64_t>(info.st_size) < shape_.slab_bytes) {
+    return fail(KVQ_ERR_VERSION_MISMATCH, "slab %u has %lld bytes, expected %llu", raw(slab),
+                static_cast<long long>(info.st_size), static_cast<unsigned long long>(shape_.slab_bytes));
+  }
+  const auto known = slabs_.find(raw(slab));
+  if (known != slabs_.end() && known->second.file == info.st_ino) {
     if (known->second.writable != writable) {
       return fail(KVQ_ERR_SYSTEM,
                   "slab %u is mapped %s and asked for %s: it was not unmapped before its layout changed", raw(slab),
@@ -95,18 +101,13 @@ kvq_status TenantMemory::map_slab(SessionId session, SlabId slab, int fd, bool w
     known->second.sessions.insert(raw(session));
     return KVQ_OK;
   }
-  struct stat info {};
-  if (::fstat(fd, &info) != 0 || static_cast<std::uint64_t>(info.st_size) < shape_.slab_bytes) {
-    return fail(KVQ_ERR_VERSION_MISMATCH, "slab %u has %lld bytes, expected %llu", raw(slab),
-                static_cast<long long>(info.st_size), static_cast<unsigned long long>(shape_.slab_bytes));
-  }
   std::byte* place = arena() + raw(slab) * shape_.slab_bytes;
   if (::mmap(place, shape_.slab_bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) ==
       MAP_FAILED) {
     return fail(KVQ_ERR_SYSTEM, "mapping slab %u: %s; check vm.max_map_count", raw(slab), std::strerror(errno));
   }
   ::madvise(place, shape_.slab_bytes, MADV_DONTFORK);
-  slabs_[raw(slab)] = Slab{.writable = writable, .sessions = {raw(session)}};
+  slabs_[raw(slab)] = Slab{.writable = writable, .file = info.st_ino, .sessions = {raw(session)}};
   return KVQ_OK;
 }
 

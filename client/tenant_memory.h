@@ -42,7 +42,9 @@ class TenantMemory {
   // Maps directory and prefix table unless a session of this process already did. Any thread.
   kvq_status map_tables(int directory_fd, int prefix_fd);
 
-  // Maps a slab for `session`, or counts one more user of its mapping. Any thread.
+  // Maps a slab for `session`, or counts one more user of its mapping; twice is once. Another file in place of a mapped
+  // slab replaces it: a daemon that died had announced the slab before it was on record, and no page was ever in it.
+  // Any thread.
   kvq_status map_slab(SessionId session, SlabId slab, int fd, bool writable);
   void unmap_slab(SessionId session, SlabId slab);
   // The session ended: as if each of its slabs were unmapped.
@@ -64,6 +66,7 @@ class TenantMemory {
  private:
   struct Slab {
     bool writable = false;
+    std::uint64_t file = 0;            // inode of its memfd
     std::set<std::uint32_t> sessions;  // that mapped it: a set, not a count, so that nothing is counted twice
   };
   kvq_status reserve_arena();

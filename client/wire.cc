@@ -7,13 +7,9 @@
 #include <unistd.h>
 
 #include "client/last_error.h"
+#include "kvq/kill_point.h"
 
 namespace kvq::client {
-namespace {
-
-constexpr kj::uint kFdsPerMessage = 1;
-
-}  // namespace
 
 kj::Promise<int> take_descriptor(wire::Memory::Client memory) {
   auto found = memory.getFd();
@@ -33,14 +29,15 @@ Reply reply_of(wire::Status::Reader status) {
 }
 
 kj::Promise<void> SlabSinkServer::map(MapContext context) {
-  return state_->in_order([state = state_, context]() mutable {
-    return take_descriptor(context.getParams().getMemory()).then([state, context](int number) mutable {
+  return in_order([state = state_, link = link_, context]() mutable {
+    return take_descriptor(context.getParams().getMemory()).then([state, link, context](int number) mutable {
       const Fd fd(number);
-      if (state->memory == nullptr) return;  // the session has ended meanwhile: nothing to map, nothing to keep
+      // The session has ended meanwhile, or the socket: nothing to map, nothing to keep.
+      if (state->memory == nullptr || state->link != link) return;
       const auto params = context.getParams();
       const kvq_status mapped =
           state->memory->map_slab(state->session, SlabId{params.getSlab()}, fd.get(), params.getWritable());
-      if (mapped == KVQ_OK) return;
+      if (mapped == KVQ_OK) return kill_point(KillPoint::client_slab_mapped);
       if (state->first_error.status == KVQ_OK) state->first_error = failure(mapped, last_error());
       KJ_FAIL_REQUIRE("a slab could not be mapped", last_error());
     });
@@ -48,17 +45,23 @@ kj::Promise<void> SlabSinkServer::map(MapContext context) {
 }
 
 kj::Promise<void> SlabSinkServer::unmap(UnmapContext context) {
-  return state_->in_order([state = state_, context]() mutable {
-    if (state->memory != nullptr) state->memory->unmap_slab(state->session, SlabId{context.getParams().getSlab()});
+  return in_order([state = state_, link = link_, context]() mutable {
+    if (state->memory != nullptr && state->link == link)
+      state->memory->unmap_slab(state->session, SlabId{context.getParams().getSlab()});
   });
 }
 
-Connection::Wire::Wire(kj::Own<kj::AsyncCapabilityStream> stream_in, std::function<void()> broke)
-    : stream(kj::mv(stream_in)),
-      client(*stream, kFdsPerMessage),
-      node(client.bootstrap().castAs<wire::Node>()),
-      disconnected(client.onDisconnect()
-                       .then([broke] { broke(); }, [broke](kj::Exception&&) { broke(); })
-                       .eagerlyEvaluate(nullptr)) {}
+Connection::Session::Wire::Wire(wire::Session::Client session_in, std::shared_ptr<SinkState> sink_in,
+                                const RegisterRequest& request_in)
+    : session(kj::mv(session_in)),
+      sink(std::move(sink_in)),
+      request(request_in),
+      end_pair(kj::newPromiseAndFulfiller<void>()),
+      when_ended(kj::mv(end_pair.promise).fork()) {}
+
+void Connection::Session::Wire::ring() const {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(notice_fd, &one, sizeof(one));  // full: readable already
+}
 
 }  // namespace kvq::client

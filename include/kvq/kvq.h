@@ -12,6 +12,15 @@
  *             Different sequences of one model may be used at once. Nothing here needs or keeps the Python GIL.
  *   Units     Tokens are counted in tokens, pages in pages (KVQ_PAGE_TOKENS tokens, all layers), deadlines in milliseconds from
  *             the call (0: only what is possible at once), strides in elements of the array they belong to.
+ *   Restarts  When kvqd dies, the library connects to the next one by itself and takes up its sessions there; handles, pages and steps
+ *             stay. Meanwhile steps, append, attend, lookup and everything that needs no answer go on (reserve within the credits at
+ *             hand, commit, truncate, fork, park, drop_before, release, credits_return, get_pressure). Calls that need an answer
+ *             (register_model, sequence_open with a cached prefix, credits that are not at hand, resume, lost_pages, commands for a
+ *             full ring) wait for it until their deadline (those without one: 5000) and are made again; then they return
+ *             DAEMON_GONE with a text that says that kvqd is restarting: call again later. When the next kvqd does not know the
+ *             session, it is lost: each call on it but step_end, attend and append in open steps, lookup and what reads the
+ *             handle returns DAEMON_GONE with a text that says that kvqd started anew: close the model and register again on the
+ *             same client.
  *   Fork      A child process must not use its parent's handles: every call on them returns KVQ_ERR_FORKED. It may connect anew.
  *   Memory    One process has one mapping of a daemon's pages per tenant, however many clients and models it opens.
  */
@@ -50,7 +59,7 @@ typedef enum kvq_status {
   KVQ_ERR_LOST_PAGE = 8,         /* a page's content is gone: see kvq_lost_pages */
   KVQ_ERR_PERMISSION_DENIED = 9, /* the daemon does not allow this peer to do that */
   KVQ_ERR_LIMIT_REACHED = 10,    /* a bound: sequences, steps in flight, credits, sessions */
-  KVQ_ERR_DAEMON_GONE = 11,      /* the connection broke: reopen */
+  KVQ_ERR_DAEMON_GONE = 11,      /* kvqd was not back before the deadline, or the session is lost: see Restarts */
   KVQ_ERR_FORKED = 12,           /* the handle belongs to the parent process */
   KVQ_ERR_SYSTEM = 13,           /* the operating system refused */
   KVQ_ERR_DRAINING = 14,         /* the daemon admits nothing new */
@@ -97,11 +106,12 @@ typedef struct kvq_connect_options {
   uint32_t deadline_ms;    /* for connecting; 0: 5000 */
 } kvq_connect_options;
 
-/* Connects to kvqd and starts the one thread that talks to it. options may be NULL.
+/* Connects to kvqd and starts the one thread that talks to it, and that connects again whenever kvqd was restarted, for as long as
+ * the client lives. options may be NULL.
  * Errors: NO_DAEMON, VERSION_MISMATCH, PERMISSION_DENIED, SYSTEM. */
 KVQ_API kvq_status kvq_connect(const kvq_connect_options* options, kvq_client** client);
 
-/* Ends the connection; its models must be closed first (INVALID_ARGUMENT otherwise). NULL is ignored. */
+/* Ends the connection; waits for no daemon. Its models must be closed first (INVALID_ARGUMENT otherwise). NULL is ignored. */
 KVQ_API kvq_status kvq_disconnect(kvq_client* client);
 
 /* --- model --------------------------------------------------------------------------------------------------------- */
@@ -130,8 +140,9 @@ typedef struct kvq_model_desc {
  * Errors: WRONG_LAYOUT, VERSION_MISMATCH, LIMIT_REACHED, DRAINING, OVER_QUOTA, DAEMON_GONE. */
 KVQ_API kvq_status kvq_register_model(kvq_client* client, const kvq_model_desc* desc, kvq_model** model);
 
-/* Ends the session. Sequences that are still open are released; using their handles afterwards returns STALE_ID until they are
- * freed with kvq_sequence_release. Steps must have ended (INVALID_ARGUMENT otherwise). NULL is ignored. */
+/* Ends the session; waits for no daemon. Calls of other threads that wait on its sequences return STALE_ID. Sequences that are still
+ * open are released; using their handles afterwards returns STALE_ID until they are freed with kvq_sequence_release. Steps must
+ * have ended (INVALID_ARGUMENT otherwise). NULL is ignored. */
 KVQ_API kvq_status kvq_model_close(kvq_model* model);
 
 typedef struct kvq_model_info {
@@ -215,8 +226,8 @@ KVQ_API kvq_status kvq_fork(kvq_sequence* sequence, uint32_t deadline_ms, kvq_se
 KVQ_API kvq_status kvq_park(kvq_sequence* sequence);
 KVQ_API kvq_status kvq_resume(kvq_sequence* sequence, uint32_t deadline_ms);
 
-/* Ends the sequence and frees the handle. Steps in flight may still read its pages; they stay intact until those end. NULL is
- * ignored. Sealed pages stay cached for others to attach. */
+/* Ends the sequence and frees the handle, whether kvqd is there or not. Steps in flight may still read its pages; they stay intact
+ * until those end. NULL is ignored. Sealed pages stay cached for others to attach. */
 KVQ_API kvq_status kvq_sequence_release(kvq_sequence* sequence);
 
 typedef struct kvq_sequence_info {
@@ -259,10 +270,14 @@ typedef struct kvq_pressure {
   uint32_t credits_wanted_back;  /* pages the daemon asks for: return credits, or park or release sequences */
   uint64_t lost_pages;           /* of this session so far: see kvq_lost_pages */
   uint8_t draining;
+  uint8_t reconnecting;          /* 1: kvqd is away; the session waits to be resumed */
+  uint32_t reconnects;           /* times this session was resumed by a kvqd that came back */
 } kvq_pressure;
-KVQ_API kvq_status kvq_get_pressure(kvq_model* model, kvq_pressure* pressure); /* reads shared memory; no RPC */
+/* Reads shared memory; no RPC. While kvqd is away the words are as it left them. Errors: DAEMON_GONE once the session is lost. */
+KVQ_API kvq_status kvq_get_pressure(kvq_model* model, kvq_pressure* pressure);
 
-/* An eventfd that becomes readable when kvq_get_pressure may say something new. Owned by the model; poll it, read 8 bytes to clear. */
+/* An eventfd that becomes readable when kvq_get_pressure may say something new; also when kvqd goes away, when it is back, and
+ * when the session is lost. Owned by the model; poll it, read 8 bytes to clear. */
 KVQ_API kvq_status kvq_notice_fd(kvq_model* model, int* fd);
 
 /* Pages of this session whose content was lost after the count `since` (0 at first), and the sequences that hold them: up to
@@ -273,8 +288,8 @@ KVQ_API kvq_status kvq_lost_pages(kvq_model* model, uint64_t since, int32_t* pag
 /* --- steps --------------------------------------------------------------------------------------------------------- */
 
 /* One forward pass. Between begin and end nothing that append and attend may touch is reused, moved pages included. At least 4 and
- * at most 64 steps of a session may be in flight. Errors: LIMIT_REACHED; DAEMON_GONE when the daemon lives but let this session go
- * (its connection broke): steps already open may end. While the daemon itself is down, steps go on. */
+ * at most 64 steps of a session may be in flight. Errors: LIMIT_REACHED; DAEMON_GONE when the session is lost, or kvqd lives but let
+ * it go (its connection broke): steps already open may end. While kvqd itself is away, steps go on. */
 KVQ_API kvq_status kvq_step_begin(kvq_model* model, uint64_t* step);
 /* stream: NULL on the host device. */
 KVQ_API kvq_status kvq_step_end(kvq_model* model, uint64_t step, void* stream);

@@ -2,7 +2,8 @@
 //
 // Invariant: each object owns one handle and gives it back once, in its destructor; objects move and do not copy. A
 // call that fails throws kvq::Failure, which carries the status and the text. Order of lives: Client outlives Model
-// outlives Sequence, Step.
+// outlives Sequence, Step. Objects outlive a restart of kvqd (kvq.h, Restarts); destructors wait for no daemon, except
+// that a Sequence whose release meets a full ring waits for a living one.
 #pragma once
 
 #include <cstdint>

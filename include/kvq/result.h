@@ -24,7 +24,7 @@ enum class Errc : int {
   lost_page = 8,          // the page's content is gone
   permission_denied = 9,  // not allowed for this peer
   limit_reached = 10,     // a bound of the contract (sequences, steps in flight, sessions)
-  daemon_gone = 11,       // the connection broke; what was open must be reopened
+  daemon_gone = 11,       // not back before the deadline, or started anew: then the session is lost
   forked = 12,            // the handle belongs to the parent process
   system = 13,            // the operating system refused; errno is in `native`
   draining = 14,          // the daemon admits nothing new

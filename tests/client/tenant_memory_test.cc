@@ -75,12 +75,13 @@ TEST(TenantMemory, IsOnePerInstanceAndTenantWhileUsed) {
 
 TEST(TenantMemory, SlabOfTwoSessionsIsMappedOnceUntilBothLetGo) {
   const auto memory = TenantMemory::of(shape(next_instance()));
-  const Memfd slab(kSlabBytes), copy(kSlabBytes);
+  const Memfd slab(kSlabBytes);
   slab.put(std::uint64_t{42});
   ASSERT_EQ(memory->map_slab(SessionId{1}, SlabId{2}, slab.fd, true), KVQ_OK);
-  ASSERT_EQ(memory->map_slab(SessionId{2}, SlabId{2}, copy.fd, true), KVQ_OK);
+  ASSERT_EQ(memory->map_slab(SessionId{2}, SlabId{2}, slab.fd, true), KVQ_OK);
+  ASSERT_EQ(memory->map_slab(SessionId{2}, SlabId{2}, slab.fd, true), KVQ_OK);  // announced again: counted once
   std::byte* place = memory->arena() + 2 * kSlabBytes;
-  EXPECT_EQ(*reinterpret_cast<std::uint64_t*>(place), 42u);  // the first mapping stayed
+  EXPECT_EQ(*reinterpret_cast<std::uint64_t*>(place), 42u);
   EXPECT_EQ(permissions(place), "rw-s");
   memory->unmap_slab(SessionId{1}, SlabId{2});
   memory->unmap_slab(SessionId{1}, SlabId{2});  // twice by one session counts once
@@ -88,6 +89,20 @@ TEST(TenantMemory, SlabOfTwoSessionsIsMappedOnceUntilBothLetGo) {
   memory->forget_session(SessionId{2});
   EXPECT_EQ(permissions(place), "---p");
   EXPECT_EQ(memory->mapped_slabs(), 0u);
+}
+
+TEST(TenantMemory, AnotherFileInPlaceOfASlabReplacesIt) {
+  const auto memory = TenantMemory::of(shape(next_instance()));
+  const Memfd dead(kSlabBytes), slab(kSlabBytes);
+  slab.put(std::uint64_t{42});
+  ASSERT_EQ(memory->map_slab(SessionId{1}, SlabId{2}, dead.fd, true), KVQ_OK);
+  ASSERT_EQ(memory->map_slab(SessionId{1}, SlabId{2}, slab.fd, false), KVQ_OK);
+  std::byte* place = memory->arena() + 2 * kSlabBytes;
+  EXPECT_EQ(*reinterpret_cast<std::uint64_t*>(place), 42u);
+  EXPECT_EQ(permissions(place), "r--s");
+  memory->unmap_slab(SessionId{1}, SlabId{3});  // not mapped: nothing
+  memory->unmap_slab(SessionId{1}, SlabId{2});
+  EXPECT_EQ(permissions(place), "---p");
 }
 
 TEST(TenantMemory, ReadOnlySlabIsMappedReadOnly) {

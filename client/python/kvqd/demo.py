@@ -1,4 +1,5 @@
-"""The demo: two model servers share one document's K/V, memory gets short, pages turn int4 under them, one server dies.
+"""The demo: two model servers share one document's K/V, kvqd dies and comes back, memory gets short, pages turn int4
+under them, one server dies.
 
 Invariant: every number printed is from this run, and each promise that the demo makes is an expectation that can
 fail: the exit code is 0 only if all of them held.
@@ -12,6 +13,7 @@ import sys
 import time
 
 from .demo_report import Expectations, table
+from .demo_restart import Restart
 from .models.tokenizer import SYSTEM, Tokenizer
 from .server_process import ServerFailed, ServerProcess
 from .testing import LocalDaemon, local_daemon
@@ -34,6 +36,7 @@ SCORED_TOKENS = 384  # of the document, after those
 OTHER_TOKENS = 776  # each of six: 13 pages
 RATE_SECONDS = 8.0
 RECLAIM_MS = 250.0
+ANSWER_TOKENS = 40
 
 
 class Demo:
@@ -91,11 +94,18 @@ class Demo:
         self.dense = a.call("score", name="document", tokens=self.continuation)
         self.expect("the first score is on dense pages", self.dense["quantized_pages"] == 0)
         self.say(f"A scores the next {SCORED_TOKENS} tokens on dense pages: perplexity {self.dense['perplexity']:.3f}")
-        for server in (a, b):
-            self.say(f"{server.label} answers: {self.ask(server)}")
+
+    def kill_kvqd(self, a: ServerProcess, b: ServerProcess) -> None:
+        self.restart = Restart(self.daemon, self.expect, self.say, self.request)
+        self.restart.before(a, b)
+        for server, answer in zip((a, b), self.restart.undisturbed):
+            self.say(f"{server.label} answers: {one_line(answer)}")
+        self.restart.kill(a, b)
+
+    request = {"name": "document", "question": QUESTION, "tokens": ANSWER_TOKENS}
 
     def ask(self, server: ServerProcess) -> str:
-        return " ".join(server.call("ask", name="document", question=QUESTION, tokens=40)["text"].split())
+        return one_line(server.call("ask", **self.request))
 
     def fill_memory(self, a: ServerProcess, b: ServerProcess) -> None:
         for server in (a, b):
@@ -205,15 +215,20 @@ class Demo:
             ("perplexity, dense / now", f"{self.dense['perplexity']:.3f} / {self.cold['perplexity']:.3f}"),
             ("time to reclaim after SIGKILL", f"at most {self.reclaim_ms:.0f} ms for {self.returned / 2**20:.1f} MiB"),
             ("tokens/s of B afterwards", f"{self.alone:.1f}"),
+            *self.restart.rows(),
         ]
+
+
+def one_line(answer: dict) -> str:
+    return " ".join(answer["text"].split())
 
 
 def run(began: float) -> int:
     tokenizer = Tokenizer()
-    with local_daemon(**ARENA) as daemon:
+    with local_daemon(held=True, **ARENA) as daemon:
         demo = Demo(daemon, tokenizer, began)
         demo.say(
-            f"kvqd serves {ARENA['arena_bytes']} in slabs of {ARENA['slab_bytes']}; "
+            f"kvqd, held by kvq-hold, serves {ARENA['arena_bytes']} in slabs of {ARENA['slab_bytes']}; "
             "servers A and B load SmolLM2-135M-Instruct"
         )
         try:
@@ -222,6 +237,7 @@ def run(began: float) -> int:
                 b.wait_until_ready()
                 demo.say("both servers are connected")
                 demo.share_a_document(a, b)
+                demo.kill_kvqd(a, b)
                 demo.fill_memory(a, b)
                 demo.measure_memory(b)
                 demo.score_again(b)

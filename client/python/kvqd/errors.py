@@ -52,6 +52,9 @@ class LimitReached(KvqError):
 
 
 class DaemonGone(KvqError, ConnectionError):
+    """kvqd is restarting and was not back before the call's deadline (call again later), or it started anew and the
+    session is lost (close the model and register again): the message says which."""
+
     status = 11
 
 

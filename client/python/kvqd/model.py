@@ -149,11 +149,17 @@ class Model:
         out = self._library.struct("kvq_pressure")
         self._library.check(self._library.lib.kvq_get_pressure(self.handle, out))
         return Pressure(
-            PressureLevel(out.level), out.credits, out.credits_wanted_back, out.lost_pages, bool(out.draining)
+            PressureLevel(out.level),
+            out.credits,
+            out.credits_wanted_back,
+            out.lost_pages,
+            bool(out.draining),
+            bool(out.reconnecting),
+            out.reconnects,
         )
 
     def notice_fd(self) -> int:
-        """An eventfd, owned by the model, that becomes readable when pressure() may say something new."""
+        """An eventfd, owned by the model, readable when pressure() may say something new or kvqd goes or comes back."""
         out = self._library.ffi.new("int*")
         self._library.check(self._library.lib.kvq_notice_fd(self.handle, out))
         return out[0]

@@ -6,7 +6,7 @@ generating while it prefills and while the daemon rewrites its pages. Every comm
 
   lookup {tokens}                    how many of them are cached
   open  {name, tokens, private?}     attaches the cached prefix, computes the rest, keeps the sequence
-  ask   {name, question, tokens}     a fork of the sequence answers
+  ask   {name, question, tokens}     a fork of the sequence answers: text, ids and the longest wait for a token
   start {name, stream, tokens}       generates on a fork until stopped, starting over every `tokens` tokens
   stop  {stream}
   score {name, tokens}               likelihood of `tokens` after the sequence, and the most likely token at each place
@@ -74,15 +74,21 @@ class Server:
     def do_ask(self, id, name, question, tokens=48):
         from .engine import Stream
 
-        words, answer = self.tokenizer, []
+        words, answer, waits, last = self.tokenizer, [], [], None
         ends = (words.end_of_turn, words.end_of_text)
         child = self._named(name).fork(self.deadline_ms)
 
         def step(token):
+            nonlocal last
+            now = time.monotonic()
+            if last is not None:  # the first waits for nothing but its own pass
+                waits.append(now - last)
+            last = now
             answer.append(token)
             if more := len(answer) < tokens and stream.next_token not in ends:
                 return more
-            reply(id, text=words.decode(answer).strip(), tokens=len(answer))
+            slowest = 1e3 * max(waits, default=0.0)
+            reply(id, text=words.decode(answer).strip(), tokens=len(answer), ids=answer, slowest_token_ms=slowest)
             return False
 
         stream = Stream(child, 0, step, lambda error: fail(id, error))
@@ -198,6 +204,8 @@ class Server:
             cold_page_bytes=info.cold_page_bytes,
             pressure=pressure.level.name.lower(),
             lost_pages=pressure.lost_pages,
+            reconnecting=pressure.reconnecting,
+            reconnects=pressure.reconnects,
             streams=len(self.streams),
             sequences=sequences,
         )

@@ -57,3 +57,5 @@ class Pressure:
     credits_wanted_back: int
     lost_pages: int
     draining: bool
+    reconnecting: bool  # kvqd is away; the session waits to be resumed
+    reconnects: int  # times it was resumed by a kvqd that came back
