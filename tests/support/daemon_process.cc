@@ -81,6 +81,11 @@ DaemonProcess::DaemonProcess(const std::string& settings) {
   ::chmod(pattern, 0755);  // other users of a test must get through
   socket_ = directory_ + "/kvqd.sock";
   std::ofstream(directory_ + "/kvqd.toml") << "socket = \"" << socket_ << "\"\n" << settings;
+  start();
+}
+
+void DaemonProcess::start() {
+  ::unlink((directory_ + "/notify").c_str());
   const int notify = bind_notify(directory_ + "/notify");
   pid_ = spawn({KVQD_PATH, "--config", directory_ + "/kvqd.toml"}, directory_ + "/notify", directory_ + "/log");
   const bool ready = wait_ready(notify, pid_);

@@ -21,6 +21,8 @@ class DaemonProcess {
 
   const std::string& socket() const { return socket_; }
   pid_t pid() const { return pid_; }
+  // After stop: another kvqd of the same settings at the same socket. It knows nothing of the one before.
+  void start();
   // Sends `signal` and waits for the end; returns waitpid's status.
   int stop(int signal);
   // What it has logged so far.

@@ -30,8 +30,9 @@ kj::Promise<int> duplicate_of(wire::Memory::Client memory) {
 
 class Sink final : public wire::SlabSink::Server {
  public:
-  explicit Sink(std::map<std::uint32_t, RawSession::Slab>& slabs) : slabs_(slabs) {}
+  Sink(std::map<std::uint32_t, RawSession::Slab>& slabs, bool answers) : slabs_(slabs), answers_(answers) {}
   kj::Promise<void> map(MapContext context) override {
+    if (!answers_) return kj::NEVER_DONE;
     return duplicate_of(context.getParams().getMemory()).then([this, context](int fd) mutable {
       slabs_[context.getParams().getSlab()] = {fd, context.getParams().getWritable()};
     });
@@ -43,6 +44,7 @@ class Sink final : public wire::SlabSink::Server {
 
  private:
   std::map<std::uint32_t, RawSession::Slab>& slabs_;
+  const bool answers_;
 };
 
 }  // namespace
@@ -58,7 +60,7 @@ struct RawSession::Wire {
   kj::Maybe<wire::Session::Client> session;
 };
 
-RawSession::RawSession(const std::string& socket) {
+RawSession::RawSession(const std::string& socket, bool answers) : answers_(answers) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::strncpy(address.sun_path, socket.c_str(), sizeof(address.sun_path) - 1);
@@ -86,6 +88,17 @@ RawSession::~RawSession() {
 }
 
 int RawSession::register_model(std::uint32_t contract_version, std::string* message) {
+  const int code = do_register(contract_version, 0, nullptr, message);
+  if (code < 0) throw std::runtime_error(client::last_error());
+  return code;
+}
+
+int RawSession::resume_session(std::uint32_t session, const std::array<std::uint8_t, 16>& token, std::string* message) {
+  return do_register(kContractVersion, session, token.data(), message);
+}
+
+int RawSession::do_register(std::uint32_t contract_version, std::uint32_t resume, const std::uint8_t* token,
+                            std::string* message) {
   int code = -1;
   const kvq_status done = loop_.run(
       [&](kj::AsyncIoContext&) -> kj::Promise<Reply> {
@@ -102,17 +115,57 @@ int RawSession::register_model(std::uint32_t contract_version, std::string* mess
             reinterpret_cast<const kj::byte*>("\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1"), 32));
         request.setPageTokens(kPageTokens);
         request.setCredits(1);
-        request.setSlabs(kj::heap<Sink>(wire_->slabs));
+        request.setSlabs(kj::heap<Sink>(wire_->slabs, answers_));
+        if (token != nullptr) {
+          request.setResumeSession(resume);
+          request.setResumeToken(kj::arrayPtr(token, 16));
+        }
         return call.send().then([&](auto&& response) -> kj::Promise<Reply> {
           code = response.getStatus().getCode();
           if (message != nullptr) *message = response.getStatus().getMessage().cStr();
           if (code != 0) return Reply{};
           wire_->session = response.getSession();
+          if (!answers_) return Reply{};  // it would never be ready
           return response.getSession().readyRequest().send().then([](auto&&) { return Reply{}; });
         });
       },
       20'000, {KVQ_ERR_NO_DAEMON, "no answer to the registration"});
-  if (done != KVQ_OK) throw std::runtime_error(client::last_error());
+  return done == KVQ_OK ? code : -1;
+}
+
+int RawSession::credits(std::uint32_t pages, std::uint32_t deadline_ms) {
+  int code = -1;
+  loop_.run(
+      [&](kj::AsyncIoContext&) -> kj::Promise<Reply> {
+        auto call = KJ_REQUIRE_NONNULL(wire_->session).creditsRequest();
+        call.setPages(pages);
+        call.setDeadlineMs(deadline_ms);
+        return call.send().then([&](auto&& response) {
+          code = response.getStatus().getCode();
+          return Reply{};
+        });
+      },
+      20'000, {});
+  return code;
+}
+
+int RawSession::attach(std::uint32_t sequence, std::uint32_t page, std::uint16_t generation, std::uint32_t pages,
+                       const std::array<std::uint8_t, 32>& key) {
+  int code = -1;
+  loop_.run(
+      [&](kj::AsyncIoContext&) -> kj::Promise<Reply> {
+        auto call = KJ_REQUIRE_NONNULL(wire_->session).attachRequest();
+        call.setSequence(sequence);
+        call.setLastPage(page);
+        call.setGeneration(generation);
+        call.setPages(pages);
+        call.setKey(kj::arrayPtr(key.data(), key.size()));
+        return call.send().then([&](auto&& response) {
+          code = response.getStatus().getCode();
+          return Reply{};
+        });
+      },
+      20'000, {});
   return code;
 }
 
@@ -123,6 +176,8 @@ int RawSession::descriptor(const std::string& name) {
         auto& session = KJ_REQUIRE_NONNULL(wire_->session);
         auto memory = name == "directory"     ? session.directoryRequest().send().getMemory()
                       : name == "prefixTable" ? session.prefixTableRequest().send().getMemory()
+                      : name == "doorbell"    ? session.doorbellRequest().send().getMemory()
+                      : name == "notice"      ? session.noticeRequest().send().getMemory()
                                               : session.segmentRequest().send().getMemory();
         return duplicate_of(kj::mv(memory)).then([&](int fd) {
           number = fd;
@@ -175,6 +230,21 @@ void RawSession::set(const std::string& key, const std::string& value) {
         });
       },
       20'000, {KVQ_ERR_NO_DAEMON, "no answer"});
+  if (done != KVQ_OK) throw std::runtime_error(client::last_error());
+}
+
+void RawSession::verify() {
+  const kvq_status done = loop_.run(
+      [&](kj::AsyncIoContext&) -> kj::Promise<Reply> {
+        auto admin = wire_->node.adminRequest().send().getAdmin();
+        auto call = admin.verifyRequest();
+        call.setDeadlineMs(20'000);
+        return call.send().then([](auto&& response) {
+          return Reply{static_cast<kvq_status>(response.getStatus().getCode()),
+                       response.getStatus().getMessage().cStr()};
+        });
+      },
+      30'000, {KVQ_ERR_NO_DAEMON, "no answer"});
   if (done != KVQ_OK) throw std::runtime_error(client::last_error());
 }
 

@@ -49,6 +49,7 @@ class TinyModel {
   TinyModel(const std::string& socket, const ModelOptions& options);
 
   Model& model() { return model_; }
+  Client& client() { return client_; }
   kvq_model* get() { return model_.get(); }
 
   // Appends K and V of tokens [first, first + tokens.size()) in a step and commits them. Reserves within deadline_ms.
