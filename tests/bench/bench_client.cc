@@ -56,7 +56,7 @@ std::vector<std::uint32_t> tokens_from(std::uint32_t first, std::size_t count) {
 // The daemon has taken every command and refilled the magazine.
 void settle() {
   check(kvq_credits_request(node().model->get(), 2 * kBatch, 20'000));
-  check(node().model->get()->model->session().ping());
+  check(node().model->get()->model->session().ping(60'000));
 }
 
 // One page per call from the magazine, `kBatch` between two refills.
@@ -180,7 +180,7 @@ BENCHMARK(step_begin_end);
 
 void rpc_round_trip(benchmark::State& state) {
   auto& session = node().model->get()->model->session();
-  for (auto _ : state) check(session.ping());
+  for (auto _ : state) check(session.ping(60'000));
 }
 BENCHMARK(rpc_round_trip)->UseRealTime();
 

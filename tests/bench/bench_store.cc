@@ -1,103 +1,13 @@
-// The daemon's side of hot paths: publish, fill a magazine, seal and release, and a tick over 100K pages.
+// The daemon's side of hot paths: publish, fill a magazine, seal and release, a tick over 100K pages, and what the
+// store pays for each kind of command.
 #include <benchmark/benchmark.h>
 
-#include <bit>
-#include <cstring>
-
 #include "daemon/shm/directory_writer.h"
-#include "tests/support/sim_client.h"
+#include "tests/bench/bare_node.h"
+#include "tests/bench/samples.h"
 
 namespace kvq::testing {
 namespace {
-
-constexpr std::uint64_t kSlabBytes = 4 << 20;  // 256 dense pages of 16 KiB: about as many slabs as 100 GB of real ones
-
-// A device without memory: the store's own work is what is measured.
-class NoMemory final : public Device {
- public:
-  explicit NoMemory(std::uint32_t slabs) : arena_bytes_(slabs * kSlabBytes) {}
-  std::string name() const override { return "none"; }
-  std::uint64_t arena_bytes() const override { return arena_bytes_; }
-  std::uint64_t slab_bytes() const override { return kSlabBytes; }
-  Result<void> create_slab(SlabId) override { return {}; }
-  void destroy_slab(SlabId) override {}
-  int descriptor(SlabId, bool) const override { return -1; }
-  void submit(std::span<const TranscodeJob> jobs) override {
-    for (const TranscodeJob& job : jobs) done_.push_back({job.id, {}});
-  }
-  void poll(std::vector<TranscodeDone>& done) override {
-    done.insert(done.end(), done_.begin(), done_.end());
-    done_.clear();
-  }
-  std::size_t in_flight() const override { return done_.size(); }
-
- private:
-  std::uint64_t arena_bytes_;
-  std::vector<TranscodeDone> done_;
-};
-
-struct Node {
-  Node(std::uint32_t slabs, std::uint32_t pages) : device(slabs) {
-    StoreConfig config;
-    config.max_pages = pages;
-    config.actions_per_tick = 64;
-    config.watermarks = {.quantize_at = 0.97, .evict_at = 0.98, .refuse_at = 1.0, .relief = 0.01};
-    store = Store::create(config, device, nullptr, nullptr);
-    SessionRequest request;
-    request.tenant = store->add_tenant({.name = "bench"});
-    request.geometry.layers = 1;
-    request.geometry.layer[0] = {1, 64, Dtype::fp16, 0};
-    request.maps_slabs = false;
-    client = std::make_unique<SimClient>(*store, request.tenant, request.geometry, kSlabBytes,
-                                         std::bit_ceil(std::uint64_t{pages} * 2), pages);
-    client->connect(*store->open_session(request, 0));
-  }
-
-  bool want(std::uint32_t pages) {
-    for (int i = 0; i < 20; ++i) {
-      store->drain_commands(client->id, now_ms);
-      if (store->request_credits(client->id, pages)) return true;
-      store->tick(++now_ms);
-    }
-    return false;
-  }
-
-  // Takes and seals `pages` pages from the magazine into a new sequence. `content` 0: private pages.
-  void send_sequence(std::uint32_t sequence, std::uint32_t pages, std::uint32_t content) {
-    Command c{};
-    c.kind = CommandKind::open;
-    c.sequence = SequenceId{sequence};
-    client->send(c);
-    for (std::uint32_t i = 0; i < pages; ++i) {
-      const MagazineItem item = *client->pop();
-      c.kind = CommandKind::take;
-      c.page = item.page;
-      c.generation = item.generation;
-      c.index = i;
-      client->send(c);
-      c.kind = CommandKind::seal;
-      c.flags = content == 0 ? kPrivate : 0;
-      for (std::size_t b = 0; b < sizeof c.key; b += 8) {
-        std::uint64_t word = ((std::uint64_t{content} << 32) + i + 1 + b) * 0x9e3779b97f4a7c15ULL;
-        word = (word ^ (word >> 31)) * 0xbf58476d1ce4e5b9ULL;
-        word ^= word >> 29;
-        std::memcpy(c.key + b, &word, 8);
-      }
-      client->send(c);
-    }
-  }
-  void send_release(std::uint32_t sequence) {
-    Command c{};
-    c.kind = CommandKind::release;
-    c.sequence = SequenceId{sequence};
-    client->send(c);
-  }
-
-  NoMemory device;
-  std::unique_ptr<Store> store;
-  std::unique_ptr<SimClient> client;
-  std::uint64_t now_ms = 1;
-};
 
 DirectoryWriter directory() {
   return std::move(*DirectoryWriter::create(
@@ -146,6 +56,56 @@ void page_life_indexed(benchmark::State& state) {
   state.SetItemsProcessed(state.iterations() * 64);
 }
 BENCHMARK(page_life_indexed)->Unit(benchmark::kMicrosecond);
+
+// What one command costs the store, of 64 of its kind in one drain: its checks, its change and its journal. `credit` is
+// a page of the tick that gives 64; `settle` a page of the tick after 64 seals, which names and publishes them;
+// `release` a page of a sequence of 64. The median over many rounds, since the machine may be shared.
+enum class Part { credit, take, seal, settle, commit, release };
+
+void command(benchmark::State& state, Part timed) {
+  constexpr std::uint32_t kPages = 64;
+  constexpr int kRounds = 20'000;
+  for (auto _ : state) {
+    Node node(16, 4096);
+    Samples samples;
+    for (int round = 1; round <= kRounds; ++round) {
+      double us = 0;
+      const auto part = [&](Part part, const auto& body) {
+        const auto began = Clock::now();
+        body();
+        if (part == timed) us += us_since(began);
+      };
+      const auto drain = [&] { node.store->drain_commands(node.client->id, node.now_ms); };
+      const auto tick = [&] { node.store->tick(++node.now_ms); };
+      bool given = false;
+      for (int i = 0; i < 20 && !given; ++i) {
+        part(Part::credit, [&] { given = static_cast<bool>(node.store->request_credits(node.client->id, kPages)); });
+        if (!given) part(Part::credit, tick);
+      }
+      if (!given) return state.SkipWithError("no room");
+      const std::vector<Command> seals = node.send_takes(1, kPages, static_cast<std::uint32_t>(round));
+      part(Part::take, drain);
+      for (const Command& c : seals) node.client->send(c);
+      part(Part::seal, drain);
+      part(Part::settle, tick);
+      for (std::uint32_t i = 0; i < kPages; ++i) node.send_commit(1, kPages * kPageTokens);
+      part(Part::commit, drain);
+      node.send_release(1);
+      part(Part::release, drain);
+      tick();
+      samples.add(us / kPages);
+    }
+    samples.report(state);
+  }
+}
+#define KVQ_COMMAND(part) \
+  BENCHMARK_CAPTURE(command, part, Part::part)->Iterations(1)->UseManualTime()->Unit(benchmark::kNanosecond)
+KVQ_COMMAND(credit);
+KVQ_COMMAND(take);
+KVQ_COMMAND(seal);
+KVQ_COMMAND(settle);
+KVQ_COMMAND(commit);
+KVQ_COMMAND(release);
 
 // 100K sealed pages in 100 sequences, of which 90 are idle. Arg 0: calm. Arg 1: each tick plans and starts 64
 // transcodes and publishes those of the tick before.
