@@ -19,14 +19,24 @@
 namespace kvq {
 namespace {
 
-// A slab is a memfd, and one reopened read-only for those who may not write it.
-constexpr std::uint64_t kDescriptorsPerSlab = 2;
-// Socket, pidfd, segment memfd, two eventfds, and as many again while a predecessor is being buried.
-constexpr std::uint64_t kDescriptorsPerSession = 10;
-// Directory and prefix table, each also read-only, and page records.
-constexpr std::uint64_t kDescriptorsPerTenant = 6;
-// Loop, log, listener, lock file, libraries.
-constexpr std::uint64_t kDescriptorsBase = 64;
+// What is kept for the next daemon has a duplicate while the service manager's queue is full. A slab is a memfd, one
+// reopened read-only for those who may not write it, and that duplicate.
+constexpr std::uint64_t kKeptPerSlab = 1;
+constexpr std::uint64_t kDescriptorsPerSlab = 2 + kKeptPerSlab;
+// Kept: segment memfd, pidfd, two eventfds. Besides the connection and its own pidfd; all of these again while a
+// predecessor is being buried; the duplicates of one of the two.
+constexpr std::uint64_t kKeptPerSession = 4;
+constexpr std::uint64_t kDescriptorsPerSession = 2 * (kKeptPerSession + 2) + kKeptPerSession;
+// Kept: page records, directory, prefix table. The last two also read-only, and the duplicates.
+constexpr std::uint64_t kKeptPerTenant = 3;
+constexpr std::uint64_t kDescriptorsPerTenant = kKeptPerTenant + 2 + kKeptPerTenant;
+// Kept: root, tenants, sessions, slabs, models, sequences, chunks, journal.
+constexpr std::uint64_t kKeptBase = 8;
+// Those and their duplicates; loop, log, listener, lock file, notify socket, libraries.
+constexpr std::uint64_t kDescriptorsBase = 2 * kKeptBase + 64;
+// LISTEN_FDNAMES names all that is handed to the next daemon, and the kernel takes at most 128 KiB in one variable: so
+// many names of 24 bytes (kvq-doorbell-4294967295) fit. The same number as FileDescriptorStoreMax= in kvqd.service.
+constexpr std::uint64_t kMostKept = 5000;
 
 std::string number(std::uint64_t value) { return std::to_string(value); }
 
@@ -82,6 +92,16 @@ void refuse_memory(std::uint64_t arena_bytes) {
 std::uint64_t descriptors_needed(const Needs& needs) {
   return needs.slabs * kDescriptorsPerSlab + needs.sessions * kDescriptorsPerSession +
          needs.tenants * kDescriptorsPerTenant + kDescriptorsBase;
+}
+
+std::uint64_t kept_needed(const Needs& needs) {
+  return needs.slabs * kKeptPerSlab + needs.sessions * kKeptPerSession + needs.tenants * kKeptPerTenant + kKeptBase;
+}
+
+Problem check_kept(std::uint64_t kept) {
+  if (kept <= kMostKept) return std::nullopt;
+  return "this configuration may keep " + number(kept) + " descriptors for the next kvqd, " + number(kMostKept) +
+         " can be handed to it, so a restart may lose the cache: raise slab_bytes or lower max_sessions";
 }
 
 Problem check_descriptors(std::uint64_t needed, Limit descriptors) {
@@ -187,6 +207,9 @@ std::vector<std::string> check_environment(const Needs& needs) {
   Problem slow;
   refuse(check_processor(read_processor(), slow));
   if (slow) warnings.push_back(*slow);
+  if (needs.kept) {
+    if (const auto many = check_kept(kept_needed(needs))) warnings.push_back(*many);
+  }
   refuse(check_directory(needs.runtime_directory));
   refuse(check_memfd());
   refuse_memory(needs.arena_bytes);

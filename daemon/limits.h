@@ -20,11 +20,15 @@ struct Needs {
   std::uint64_t sessions = 0;
   std::uint64_t tenants = 0;
   bool lock_memory = false;
+  bool kept = false;              // state is kept for the next daemon
   std::string runtime_directory;  // of the socket and its lock file
 };
 
 // Descriptors kvqd holds when everything it may hold is held.
 std::uint64_t descriptors_needed(const Needs& needs);
+
+// Descriptors that a service manager holds for the next daemon: FileDescriptorStoreMax= must allow them.
+std::uint64_t kept_needed(const Needs& needs);
 
 struct Limit {
   std::uint64_t soft = 0;
@@ -32,6 +36,9 @@ struct Limit {
 };
 
 using Problem = std::optional<std::string>;
+
+// For a warning: more descriptors than a service manager can name to the next daemon.
+Problem check_kept(std::uint64_t kept);
 
 // Refused only when even the hard limit is too low: the soft one is raised.
 Problem check_descriptors(std::uint64_t needed, Limit descriptors);

@@ -91,17 +91,12 @@ std::string directory_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-ListenSocket::ListenSocket(const ListenOptions& options) : path_(options.path) {
+ListenSocket::ListenSocket(const ListenOptions& options) : path_(options.path), fd_(options.handed) {
   try {
     (void)address_of(path_);
     take_lock();
-    const int handed = sd_listen_fds(/*unset_environment=*/1);
-    if (handed > 1) {
-      refuse(ExitCode::usage, "systemd handed over " + std::to_string(handed) + " sockets",
-             "kvqd.socket must have one ListenStream= line");
-    }
-    if (handed == 1) {
-      adopt(SD_LISTEN_FDS_START);
+    if (options.handed >= 0) {
+      adopt(options.handed);
     } else {
       bind_fresh(options);
     }
@@ -137,7 +132,6 @@ void ListenSocket::take_lock() {
 }
 
 void ListenSocket::adopt(int fd) {
-  fd_ = fd;
   adopted_ = true;
   if (sd_is_socket_unix(fd, SOCK_STREAM, /*listening=*/1, nullptr, 0) <= 0) {
     refuse(ExitCode::usage, "the socket that systemd handed over is not a listening Unix stream socket",
@@ -148,7 +142,7 @@ void ListenSocket::adopt(int fd) {
            "give ListenStream= in kvqd.socket and `socket` in the configuration the same path");
   }
   if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) != 0) {
-    refuse(ExitCode::environment, "systemd's socket", "restart kvqd.socket", errno);
+    refuse(ExitCode::environment, "the handed-over socket", "restart kvqd.socket", errno);
   }
 }
 

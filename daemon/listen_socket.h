@@ -15,21 +15,22 @@ struct ListenOptions {
   std::string path;
   std::string group;  // group that may connect; empty: the socket keeps this process's group
   unsigned mode = 0660;
+  int handed = -1;  // a socket from the service manager or kvq-hold, close-on-exec; owned by ListenSocket from here on
 };
 
 class ListenSocket {
  public:
-  // Listens at once: a client that connects waits until the daemon accepts. A socket handed over by systemd
-  // (LISTEN_FDS) is adopted as it is, with mode and group from its unit. Throws StartupError: already_running when
+  // Listens at once: a client that connects waits until the daemon accepts. A handed-over socket is
+  // adopted as it is, with the mode and group that its maker gave it. Throws StartupError: already_running when
   // another daemon serves the path, environment when the machine refuses, usage when path or group cannot be right.
   explicit ListenSocket(const ListenOptions& options);
-  // Closes the socket, removes it from the file system unless systemd owns it, and gives up the lock.
+  // Closes the socket, removes it from the file system unless its maker owns it, and gives up the lock.
   ~ListenSocket();
   ListenSocket(const ListenSocket&) = delete;
   ListenSocket& operator=(const ListenSocket&) = delete;
 
   int fd() const { return fd_; }             // stays owned by this object; non-blocking, close-on-exec
-  bool adopted() const { return adopted_; }  // from systemd
+  bool adopted() const { return adopted_; }  // handed over
 
  private:
   void take_lock();

@@ -6,10 +6,12 @@
 #include <csignal>
 #include <cstdio>
 
+#include "daemon/intake.h"
+#include "daemon/kill_at.h"
 #include "daemon/limits.h"
 #include "daemon/listen_socket.h"
 #include "daemon/log.h"
-#include "daemon/notify.h"
+#include "daemon/make_store.h"
 #include "daemon/rpc/rpc.h"
 #include "daemon/setup.h"
 
@@ -17,6 +19,8 @@ namespace kvq {
 namespace {
 
 constexpr std::uint64_t kUnlistedTenants = 64;  // most that are made by uid
+constexpr std::uint64_t kNotifyRetryMs = 5;     // while the service manager's queue is full
+constexpr std::uint64_t kNotifyEndMs = 5000;    // longest that the end waits for it
 
 // What KJ has to say (a peer that sends garbage, mostly) goes to the log, within its bounds.
 class KjLog final : public kj::ExceptionCallback {
@@ -52,24 +56,77 @@ class Workers final : private kj::TaskSet::ErrorHandler {
   kj::TaskSet jobs_;
 };
 
-Needs needs_of(const Config& config) {
+// Messages that wait for the service manager's queue go out from the loop.
+class NotifyRetry final {
+ public:
+  NotifyRetry(EventLoop& loop, Notify& notify) : loop_(loop), notify_(notify) {
+    notify_.on_waiting([this] {
+      retry_ = loop_.every(kNotifyRetryMs, [this] {
+        if (notify_.flush()) retry_.cancel();
+      });
+    });
+  }
+  ~NotifyRetry() {
+    notify_.on_waiting([] {});
+  }
+
+  // Runs the loop until nothing waits any more, or for kNotifyEndMs.
+  void finish() {
+    if (notify_.flush()) return;
+    auto done = kj::newPromiseAndFulfiller<void>();
+    const std::uint64_t end_ms = loop_.now_ms() + kNotifyEndMs;
+    retry_ = loop_.every(kNotifyRetryMs, [&] {
+      if (notify_.flush() || loop_.now_ms() >= end_ms) done.fulfiller->fulfill();
+    });
+    loop_.run(kj::mv(done.promise));
+    if (notify_.waiting() > 0) log_warning("event=notify_unsent messages=" + std::to_string(notify_.waiting()));
+    retry_.cancel();
+  }
+
+ private:
+  EventLoop& loop_;
+  Notify& notify_;
+  EventLoop::Watch retry_;
+};
+
+Needs needs_of(const Config& config, bool kept) {
   return {.arena_bytes = config.arena_bytes,
           .slabs = config.arena_bytes / config.slab_bytes,
           .sessions = config.max_sessions,
           .tenants = config.tenants.size() + (config.allow_unlisted ? kUnlistedTenants : 0),
           .lock_memory = config.lock_memory,
+          .kept = kept,
           .runtime_directory = directory_of(config.socket)};
+}
+
+// Ends with everything kept when a signal ends it and somebody keeps: the next kvqd goes on. A drain has ended the
+// sessions, so nothing is left to keep.
+void serve_until_told(EventLoop& loop, RpcServer& server, kj::Promise<int> told_to_end, ServiceKeeper& keeper,
+                      Notify& notify) {
+  bool drained = false;
+  loop.run(told_to_end.ignoreResult().exclusiveJoin(server.drained().then([&drained] { drained = true; })));
+  if (drained) {
+    keeper.forget_all();
+  } else if (keeper.active()) {
+    server.leave();
+  }
+  notify.send("STOPPING=1");
 }
 
 // `ready` turns true when clients are served: what fails before is the machine's refusal to let kvqd start.
 void run(const Config& config, bool& ready) {
-  for (const std::string& warning : check_environment(needs_of(config)))
+  Intake intake = take_descriptors();
+  Notify notify(notify_address(), log_warning);
+  for (const std::string& warning : intake.warnings) log_warning("event=warning text=\"" + warning + "\"");
+  for (const std::string& warning : check_environment(needs_of(config, notify.active())))
     log_warning("event=warning text=\"" + warning + "\"");
-  const ListenSocket socket({.path = config.socket, .group = config.socket_group});
+  const ListenSocket socket({.path = config.socket, .group = config.socket_group, .handed = intake.socket.release()});
   auto io = kj::setupAsyncIo();
   EventLoop loop(io, config.workers);
   auto told_to_end = loop.on_terminate();
   KjLog kj_log(loop);
+  NotifyRetry notify_retry(loop, notify);
+  ServiceKeeper keeper(notify, intake.kept);
   const auto log = [&loop](const std::string& line) { log_event(line, loop.now_ms()); };
 
   std::unique_ptr<RpcServer> server;
@@ -80,25 +137,34 @@ void run(const Config& config, bool& ready) {
       if (server != nullptr) server->tick_soon();
     });
   };
-  const auto device = make_host_device(config.arena_bytes, config.slab_bytes, run_blocking);
-  const auto store = Store::create(
-      store_config(config), *device, [&](const SlabNotice& notice) { server->deliver(notice); }, log);
-  RpcOptions options = rpc_options(config, *store);
-  options.device = device->name();
+  MadeStore made =
+      make_store({.config = store_config(config),
+                  .make_device = [&] { return make_host_device(config.arena_bytes, config.slab_bytes, run_blocking); },
+                  .deliver = [&](const SlabNotice& notice) { server->deliver(notice); },
+                  .log = log},
+                 keeper, std::move(intake.kept), loop.now_ms());
+  RpcOptions options = rpc_options(config, *made.store);
+  options.device = made.device->name();
   options.log = log;
-  server = serve(loop, *io.lowLevelProvider, *store, socket.fd(), std::move(options));
+  options.keeper = keeper.active() ? &keeper : nullptr;
+  options.kept = &made.sessions;
+  server = serve(loop, *io.lowLevelProvider, *made.store, socket.fd(), std::move(options));
 
   EventLoop::Watch watchdog;
-  if (watchdog_ms() >= 2) watchdog = loop.every(watchdog_ms() / 2, notify_alive);
+  if (watchdog_ms() >= 2) {
+    watchdog = loop.every(watchdog_ms() / 2, [&] {
+      if (notify.waiting() == 0) notify.send("WATCHDOG=1");
+    });
+  }
   log("event=ready socket=" + config.socket + " arena_bytes=" + std::to_string(config.arena_bytes) +
-      " slab_bytes=" + std::to_string(config.slab_bytes) + " device=" + device->name());
-  notify_ready("serving " + config.socket);
+      " slab_bytes=" + std::to_string(config.slab_bytes) + " device=" + made.device->name());
+  notify.send("READY=1\nSTATUS=serving " + config.socket + "; " + made.state);
   ready = true;
-  loop.run(told_to_end.ignoreResult().exclusiveJoin(server->drained()));
+  serve_until_told(loop, *server, kj::mv(told_to_end), keeper, notify);
   log("event=stopping sessions=" + std::to_string(server->sessions()));
-  notify_stopping();
   server.reset();
   loop.run(workers.idle());
+  notify_retry.finish();
 }
 
 int main_with(int argc, char** argv) {
@@ -109,6 +175,8 @@ int main_with(int argc, char** argv) {
     return static_cast<int>(command.exit_code);
   }
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a memory file past RLIMIT_FSIZE is an error to report, no reason to die
+  kill_where_told();
   start_log(command.config->log_level);
   bool ready = false;
   std::string problem;

@@ -56,6 +56,7 @@ TenantSpec tenant_spec(const TenantConfig& tenant) {
   spec.quota_bytes = tenant.quota_bytes;
   spec.share = tenant.share;
   spec.floor_dense = tenant.format_floor == Format::dense;
+  spec.random_salt = tenant.salt.empty();
   spec.salt = tenant.salt.empty() ? random_salt() : digest_salt(tenant.salt);
   return spec;
 }
@@ -108,10 +109,10 @@ RpcOptions rpc_options(const Config& config, Store& store) {
     out.admin_group = config.admin_group;
     out.admin_gid = group_id(config.admin_group);
   }
-  fill_random(&out.daemon_instance, sizeof(out.daemon_instance));
   out.arena_bytes = config.arena_bytes;
   out.slab_bytes = config.slab_bytes;
   out.cold_format = config.cold_format;
+  out.step_deadline_ms = config.step_deadline_ms;
   return out;
 }
 

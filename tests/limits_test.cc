@@ -39,6 +39,14 @@ TEST(LimitsTest, EverySlabSessionAndTenantNeedsDescriptors) {
   EXPECT_GT(descriptors_needed(more), descriptors_needed(base));
 }
 
+TEST(LimitsTest, WhatIsKeptIsCountedAndMoreThanCanBeHandedOnIsSaid) {
+  EXPECT_EQ(kept_needed({.slabs = 10, .sessions = 3, .tenants = 2}), 10u + 3 * 4 + 2 * 3 + 8);
+  const Needs needs{.slabs = 10, .sessions = 3, .tenants = 2};
+  EXPECT_GT(descriptors_needed(needs), 2 * kept_needed(needs)) << "each may have a duplicate that waits to be kept";
+  EXPECT_FALSE(check_kept(5000).has_value());
+  EXPECT_THAT(*check_kept(5001), AllOf(HasSubstr("may keep 5001"), HasSubstr("5000"), HasSubstr("raise slab_bytes")));
+}
+
 TEST(LimitsTest, ArenaAboveMemoryNamesBothNumbers) {
   EXPECT_FALSE(check_memory(100, 100, "the machine's memory").has_value());
   EXPECT_FALSE(check_memory(100, 0, "the machine's memory").has_value()) << "unknown is not refused";

@@ -20,6 +20,8 @@
 #include <optional>
 #include <vector>
 
+#include "daemon/intake.h"
+
 namespace kvq {
 namespace {
 
@@ -259,7 +261,8 @@ int adopt_in_child(const std::string& listen_path, const std::string& configured
     setenv("LISTEN_FDS", std::to_string(sockets).c_str(), 1);
     try {
       {
-        ListenSocket socket({.path = configured_path});
+        Intake intake = take_descriptors();
+        ListenSocket socket({.path = configured_path, .handed = intake.socket.release()});
         if (!socket.adopted() || socket.fd() != 3 || !connects(listen_path)) return 101;
         if (!(fcntl(3, F_GETFD) & FD_CLOEXEC)) return 102;
       }
@@ -274,6 +277,15 @@ TEST_F(ListenSocketTest, SocketFromSystemdIsAdopted) { EXPECT_EQ(adopt_in_child(
 
 TEST_F(ListenSocketTest, SocketFromSystemdAtAnotherPathIsRefused) {
   EXPECT_EQ(adopt_in_child(path, directory + "/other.sock", 1), static_cast<int>(ExitCode::usage));
+}
+
+TEST_F(ListenSocketTest, ASocketThatDoesNotListenIsRefusedAndClosed) {
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const auto error = refusal({.path = path, .handed = fd});
+  ASSERT_TRUE(error.has_value());
+  EXPECT_EQ(error->code, ExitCode::usage);
+  EXPECT_THAT(error->what(), HasSubstr("ListenStream="));
+  EXPECT_EQ(fcntl(fd, F_GETFD), -1);
 }
 
 TEST_F(ListenSocketTest, TwoSocketsFromSystemdAreRefused) {

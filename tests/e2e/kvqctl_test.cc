@@ -96,6 +96,20 @@ TEST_F(Kvqctl, WhatTheDaemonRefusesIsOneLineWithTheFix) {
   expect_failure({"quantize", "--tenant", "gamma"}, 1, "gamma");
 }
 
+TEST_F(Kvqctl, VerifySaysWhatItFound) {
+  const json report = document({"verify", "--tenant", "alpha"});
+  EXPECT_EQ(report["finished"], true);
+  EXPECT_EQ(report["tenant"], "alpha");
+  EXPECT_EQ(report["bad"], 0);
+  EXPECT_EQ(ctl({"verify"}).out, "verified 0 of 0 pages: 0 bad\n");
+  expect_failure({"verify", "--tenant", "gamma"}, 1, "known: alpha, beta");
+}
+
+TEST_F(Kvqctl, EvictingNamesASessionThatDoesNotExist) {
+  expect_failure({"evict-session", "99", "--kill"}, 1, "no session 99");
+  expect_failure({"evict-session"}, 2, "session");
+}
+
 TEST_F(Kvqctl, BadCommandLinesAreRefused) {
   expect_failure({"stats"}, 2, "stats");
   expect_failure({}, 2, "no verb");
