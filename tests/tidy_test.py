@@ -17,11 +17,12 @@ MAX_FUNCTION_LINES = 70
 # --- rooms: the first matching prefix decides. "std" is the C++ library, "os" the C library and Linux; other words are prefixes
 # of what may be included. tests/ may include anything. docs/architecture.md draws the graph.
 ROOMS = [
-    ("contract", ["include/kvq/"], ["std", "kvq/types.h", "kvq/result.h", "kvq/kvq.h", "kvq/page_format.h", "kvq/directory.h"]),
+    ("contract", ["include/kvq/"], ["std", "kvq/types.h", "kvq/result.h", "kvq/kvq.h", "kvq/page_format.h", "kvq/directory.h",
+                                    "kvq/memory_site.h"]),
     ("kernels", ["kernels/"], ["std", "os", "hwy/", "kvq/", "kernels/"]),
     ("core", ["daemon/core/"], ["std", "kvq/", "daemon/core/"]),
     ("shm", ["daemon/shm/"], ["std", "os", "boost/interprocess/", "kvq/", "daemon/shm/"]),
-    ("device", ["daemon/device/"], ["std", "os", "kvq/", "daemon/device/", "daemon/shm/memfd.h", "kernels/host_kernels.h"]),
+    ("device", ["daemon/device/"], ["std", "os", "kvq/", "daemon/device/", "daemon/shm/descriptor.h", "daemon/shm/memfd.h", "kernels/host_kernels.h"]),
     ("store", ["daemon/store"],
      ["std", "os", "kvq/", "daemon/core/", "daemon/shm/", "daemon/device/device.h", "daemon/store", "spdlog/"]),
     ("loop", ["daemon/event_loop"], ["std", "os", "kj/", "uv.h", "kvq/result.h", "daemon/event_loop.h"]),
@@ -34,6 +35,7 @@ ROOMS = [
     ("main", ["daemon/"], ["std", "os", "kj/", "spdlog/", "systemd/", "openssl/", "kvq/", "daemon/"]),
     ("client", ["client/"],
      ["std", "os", "kj/", "capnp/", "boost/interprocess/", "openssl/", "kvq/", "schema", "client/", "kernels/host_kernels.h"]),
+    ("kvq-hold", ["tools/kvq-hold/"], ["std", "os", "CLI/", "tools/kvq-hold/"]),
     ("kvqctl", ["tools/kvqctl/"], ["std", "os", "kj/", "capnp/", "CLI/", "nlohmann/", "kvq/", "schema", "tools/kvqctl/"]),
 ]
 LIBRARIES = re.compile(r"^(uv\.h|(kj|capnp|boost|spdlog|fmt|CLI|toml\+\+|hwy|openssl|nlohmann|systemd|gtest|gmock|benchmark|cuda\w*)[/.])")
@@ -41,8 +43,8 @@ CLOCKLESS = {"chrono", "random", "thread", "mutex", "shared_mutex", "condition_v
 
 # --- banned calls: (where, except where, pattern, what to do)
 BANNED = [
-    # log.cc reads what systemd says about the journal; the socket path comes from KVQ_SOCKET where a client starts.
-    ("", ["daemon/config", "daemon/log.cc", "client/abi.cc", "tools/", "tests/"], r"\b(secure_)?getenv\s*\(",
+    # log.cc and notify.cc read what systemd says about the journal and about itself; the socket path comes from KVQ_SOCKET where a client starts.
+    ("", ["daemon/config", "daemon/kill_at.cc", "daemon/log.cc", "daemon/notify.cc", "client/abi.cc", "tools/", "tests/"], r"\b(secure_)?getenv\s*\(",
      "settings are read in daemon/config and where a client connects"),
     ("daemon/", [], r"\b(u|nano)?sleep\s*\(|\bsleep_(for|until)\b", "the daemon waits in its loop"),
     ("daemon/", [], r"\bstd::\w*mutex\b|\bpthread_mutex|\bstd::condition_variable|\bstd::j?thread\b",
@@ -50,6 +52,9 @@ BANNED = [
     ("daemon/core/", [], r"\bthrow\b|\bclock_gettime\b|\bspdlog\b", "core asserts; time is passed in; it logs nothing"),
     ("daemon/store", ["daemon/store.cc"], r"\bthrow\b", "only making the store may throw: once the loop runs, failures are values"),
     ("daemon/store", [], r"\bclock_gettime\b", "time is passed in"),
+    # Deadlines are of the monotonic clock, so that a changed wall clock changes nothing; the log's time is spdlog's.
+    ("daemon/", [], r"\bsystem_clock\b|\bCLOCK_REALTIME\b|\bgettimeofday\b|\btimespec_get\b|\b(std::)?time\s*\(\s*(nullptr|NULL|0|&)",
+     "time is the loop's monotonic clock"),
     ("daemon/", [], r"\bstd::(cout|cerr)\b", "kvqd speaks through the log; main prints start-up errors with fputs"),
 ]
 PROMISES = re.compile(r"\b(TO" r"DO|FIX" r"ME|GTEST_" r"SKIP|DISA" r"BLED_)|\bXX" r"X\b")
@@ -230,7 +235,9 @@ class Rules(unittest.TestCase):
         for path, call in [("daemon/store.cc", 'getenv("X")'), ("client/model.cc", 'std::getenv("X")'), ("daemon/x.cc", "usleep(1)"),
                            ("daemon/x.cc", "std::this_thread::sleep_for(d)"), ("daemon/rpc/x.h", "std::mutex m"),
                            ("daemon/x.cc", "std::shared_mutex m"), ("daemon/core/x.cc", "throw 1"), ("daemon/x.cc", "std::thread t"),
-                           ("daemon/store_tick.cc", "clock_gettime(a, b)"), ("daemon/x.cc", "std::cout << 1")]:
+                           ("daemon/store_tick.cc", "clock_gettime(a, b)"),
+                           ("daemon/rpc/x.cc", "std::chrono::system_clock::now()"), ("daemon/x.cc", "std::time(nullptr)"), ("daemon/x.cc", "gettimeofday(&t, 0)"),
+                           ("daemon/x.cc", "std::cout << 1")]:
             self.assertEqual(len(banned_findings(path, f"void f() {{ {call}; }}\n")), 1, (path, call))
         for path, call in [("daemon/config.cc", 'getenv("X")'), ("client/abi.cc", 'getenv("X")'), ("tests/x.cc", "std::mutex m"),
                            ("client/x.cc", "std::mutex m"), ("daemon/x.cc", "std::this_thread::get_id()"), ("daemon/x.cc", "throw 1")]:
