@@ -226,6 +226,27 @@ TEST(StoreAdopt, EvictedSessionHoldsNothingButItsOpenSteps) {
   node.store->check_invariants();
 }
 
+// The clock of another boot, or of a machine that was set back or far ahead.
+TEST(StoreAdopt, ClockThatJumpedMattersToNobody) {
+  StoreNode node(6);
+  MortalStore& mortal = node.make_mortal();
+  auto client = node.client(node.tenant("a"), 2);
+  SimServer s{node, *client};
+  const auto pages = s.grow(1, 7, 6);
+  s.park(1);
+  node.ticks(5, 1000);
+  for (const std::uint64_t now_ms : {std::uint64_t{3}, std::uint64_t{1} << 45, std::uint64_t{1}}) {
+    node.now_ms = now_ms;
+    mortal.die();
+    node.ticks(5);
+    node.store->quantize(std::nullopt, 0, false, node.now_ms);
+    node.ticks(5);
+    node.store->check_invariants();
+    for (std::uint32_t i = 0; i < 6; ++i) EXPECT_TRUE(client->holds(pages[i], value_of(chain_key(7, i))));
+  }
+  EXPECT_EQ(client->entry(pages[2]).format, Format::int4);
+}
+
 // --- states that cannot be trusted ---
 
 struct Refusal {

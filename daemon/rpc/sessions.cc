@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "daemon/rpc/kept_session.h"
@@ -15,6 +16,19 @@ namespace {
 
 std::string id_text(const LiveSession& s) {
   return "session=" + std::to_string(raw(s.id)) + " pid=" + std::to_string(s.process->peer.pid);
+}
+
+// Its segment, what is kept of it, what is handed to its client, and a slab in transit.
+constexpr int kDescriptorsOfASession = 12;
+
+// Whether a session can have all of them: half a session would be a riddle to its client.
+bool descriptors_left(int any) {
+  std::vector<SharedFd> taken;
+  for (int i = 0; i < kDescriptorsOfASession; ++i) {
+    taken.push_back(duplicate(any));
+    if (taken.back()->get() < 0) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -43,8 +57,8 @@ Result<std::shared_ptr<LiveSession>> Sessions::open(const std::shared_ptr<Proces
   auto session = std::make_shared<LiveSession>();
   session->doorbell = kj::AutoCloseFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   session->notice = kj::AutoCloseFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (session->doorbell.get() < 0 || session->notice.get() < 0) {
-    return Error{Errc::system, errno, "kvqd has no descriptor left for the session's eventfds"};
+  if (session->doorbell.get() < 0 || session->notice.get() < 0 || !descriptors_left(session->doorbell)) {
+    return Error{Errc::system, EMFILE, "kvqd has no descriptors left for another session; raise its LimitNOFILE"};
   }
   opening_ = true;
   const auto id = store_.open_session(request, loop_.now_ms());
