@@ -30,7 +30,7 @@ std::uint32_t StoreState::drain_commands(SessionId id, std::uint64_t now_ms) {
     kill_point(KillPoint::command_applied);
     commit();
     kill_point(KillPoint::command_committed);
-    s->segment.show();
+    s->segment.show_commands();
   }
   if (count > 0) settle_seals(tenant_of(s->request.tenant));
   if (s->segment.broken() && !std::exchange(s->told_broken, true)) {

@@ -26,7 +26,7 @@ bool StoreState::give_credit(Session& s) {
   const bool pushed = s.segment.push({page, generation, 0});
   commit();
   kill_point(KillPoint::credit_committed);
-  s.segment.show();
+  s.segment.show_magazine();
   return pushed;
 }
 

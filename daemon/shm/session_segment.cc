@@ -77,9 +77,13 @@ bool SessionSegment::push(const MagazineItem& item) {
   return true;
 }
 
+void SessionSegment::show_commands() { show_consumed<SharedMemory>(segment().commands, counts_->commands_consumed); }
+
+void SessionSegment::show_magazine() { show_produced<SharedMemory>(segment().magazine, counts_->magazine_produced); }
+
 void SessionSegment::show() {
-  show_consumed<SharedMemory>(segment().commands, counts_->commands_consumed);
-  show_produced<SharedMemory>(segment().magazine, counts_->magazine_produced);
+  show_commands();
+  show_magazine();
 }
 
 Epoch SessionSegment::oldest_open(Epoch current) const {

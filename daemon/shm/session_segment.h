@@ -44,7 +44,10 @@ class SessionSegment {
   std::uint32_t magazine_count();
   bool push(const MagazineItem& item);  // false: full or broken
 
-  // Writes both counts where the client sees them.
+  // Writes a count, or both, where the client sees them. One at a time where it is hot: each is a cache line that the
+  // client reads.
+  void show_commands();
+  void show_magazine();
   void show();
 
   bool broken() const { return broken_; }
