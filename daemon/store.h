@@ -208,7 +208,7 @@ class Store {
 
   // Start-up and configuration.
   // Ids from 1; names are unique (asserted), but one that was adopted is taken up again: then all of `spec` but a
-  // random salt (`keep_salt`) replaces what the record says.
+  // random salt (`random_salt`) replaces what the record says.
   virtual TenantId add_tenant(const TenantSpec& spec) = 0;
   virtual std::optional<TenantId> find_tenant(const std::string& name) const = 0;
   virtual const TenantSpec& tenant(TenantId id) const = 0;

@@ -3,10 +3,9 @@
 // Invariant: a page changes state only along the edges drawn here; anything else asserts. A page is on a victim list
 // exactly when its record says that it is a candidate, so that planning never walks all pages.
 //
-//   free -> credit -> open -> sealing -> sealed <-> transcoding; sealed -> lost     credit, open, sealing, sealed,
-//   transcoding, lost -> retired
-//     ^                                                                                                        |
-//     +---------------------------------------- reaped from limbo -------------------------------------------+
+//   free -> credit -> open -> sealing -> sealed <-> transcoding
+//                                          sealed -> lost
+//   each of these but free -> retired -> free (reaped from limbo)
 #pragma once
 
 #include <array>
