@@ -66,7 +66,7 @@ TenantId StoreState::add_tenant(const TenantSpec& spec) {
   auto t = std::make_unique<Tenant>();
   t->id = id;
   t->spec = spec;
-  add_files(*t, must(create_tenant_files(config_, device_, id, keeper_)));
+  add_files(*t, must(create_tenant_files(config_, device_, id, keeper_)), {});
   t->pages = std::make_unique<PageTable>(t->page_file.records(), !spec.floor_dense,
                                          region(TableKind::pages, t->page_file.bytes(), id));
   t->prefix = std::make_unique<PrefixIndex>(t->prefix_file.buckets(), *t->pages);
@@ -76,10 +76,12 @@ TenantId StoreState::add_tenant(const TenantSpec& spec) {
   return id;
 }
 
-void StoreState::add_files(Tenant& t, TenantFiles files) {
+void StoreState::add_files(Tenant& t, TenantFiles files, Descriptor mirror) {
   t.page_file = std::move(files.pages);
   t.directory = std::move(files.directory);
   t.prefix_file = std::move(files.prefix);
+  t.mirror_kept = mirror.get() >= 0;
+  device_.add_mirror(t.id, t.directory.first_entry(), t.directory.capacity(), std::move(mirror));
 }
 
 // A name is written once; the numbers beside it may be of either daemon after a crash, and the configuration's win.

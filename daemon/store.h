@@ -44,9 +44,15 @@ struct StoreConfig {
   std::uint32_t window_pages = 2;          // newest pages of a running sequence that stay dense
   std::uint32_t sink_pages = 1;            // first pages of a sequence that stay dense while it runs
   std::uint32_t actions_per_tick = 64;     // bound of a plan
+  std::uint32_t session_range = 0;         // of a new store's sessions: their ids are unique over all stores of a kvqd
   Format cold_format = Format::int4;
   Watermarks watermarks;
 };
+
+// A session's id has its store's range in the upper bits; an adopted store keeps the range that it has.
+inline constexpr std::uint32_t kSessionsOfRange = 1u << 26;
+inline constexpr std::uint32_t kSessionRanges = 64;
+inline std::uint32_t session_range_of(SessionId id) { return raw(id) / kSessionsOfRange; }
 
 struct SessionRequest {
   TenantId tenant{};
@@ -65,13 +71,15 @@ struct SlabNotice {
   SlabId slab{};
   bool map = true;
   bool writable = false;
-  int descriptor = -1;  // owned by the device; valid during the call that delivers the notice
+  int descriptor = -1;       // owned by the device; valid during the call that delivers the notice
+  std::uint64_t serial = 0;  // Device::slab_serial
 };
 
 struct SessionMemory {  // descriptors owned by the store; valid while the session lives
   int directory_read_only = -1;
   int prefix_table_read_only = -1;
   int segment = -1;
+  int mirror = -1;  // Device::mirror_descriptor; there once the session is ready, on devices that have one
 };
 
 using SessionToken = std::array<std::uint8_t, 16>;
@@ -185,8 +193,17 @@ struct StoreStatus {
   std::uint64_t instance = 0;  // random per arena; stays over adoption
   VerifyStatus verify;
   AdoptReport adopt;
+  DeviceHealth device;
   std::vector<TenantStatus> tenants;
 };
+
+// The arena of an earlier daemon, as its root says.
+struct KeptArena {
+  std::uint64_t arena_bytes = 0, slab_bytes = 0;
+  std::string device;  // Device::name
+  std::uint32_t session_range = 0;
+};
+std::optional<KeptArena> kept_arena(const Kept& kept);
 
 struct QuantizeReport {
   std::uint64_t pages = 0, bytes_before = 0, bytes_after = 0;

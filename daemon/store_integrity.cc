@@ -89,7 +89,7 @@ void StoreState::quarantine(Tenant& t, PageId page) {
   if ((r.flags & kPageIndexed) != 0) unname(t, page);
   t.pages->move(page, PageState::lost);
   commit();
-  t.directory.publish(page, {r.generation, r.format, EntryState::lost, pool_.offset_bytes({r.slab, r.slot})});
+  publish(t, page, {r.generation, r.format, EntryState::lost, pool_.offset_bytes({r.slab, r.slot})});
   kill_point(KillPoint::page_quarantined);
   if (t.pages->use(page).references == 0) {
     retire_page(t, page);

@@ -8,6 +8,40 @@
 
 namespace kvq {
 
+void StoreState::publish(Tenant& t, PageId page, const Entry& entry) {
+  t.directory.publish(page, entry);
+  device_.publish(t.id, page, pack_entry(entry));
+}
+
+// A slot whose page has moved. Its tag must be an epoch in which no step that begins can find it any more.
+void StoreState::retire_unpublished(Tenant& t, SlotRef slot) { t.retiring.push_back({slot, device_.publications()}); }
+
+// What the mirrors show by now: moved pages' slots go to limbo, credits to their sessions.
+void StoreState::settle_published() {
+  const std::uint64_t published = device_.published();
+  for (auto& t : tenants_) {
+    for (; !t->retiring.empty() && t->retiring.front().publication <= published; t->retiring.pop_front()) {
+      t->limbo.retire(
+          {.slot = t->retiring.front().slot, .page = kNullPage, .tag = t->directory.epoch(), .retired_ms = now_ms_});
+      t->retired_in_epoch = true;
+    }
+    if (!device_.has_mirrors() || t->mirror_kept || device_.mirror_descriptor(t->id) < 0) continue;
+    keep(kept_name("mirror", raw(t->id)), device_.mirror_descriptor(t->id));
+    t->mirror_kept = true;
+    for (const SessionId id : t->sessions) settle_readiness(*find_session(id));
+  }
+  for (auto& [id, s] : sessions_) {
+    if (s->hidden_credits && show_credits(*s)) s->changed = true;
+  }
+}
+
+// A client may use a page as soon as it sees it, so kernels must see its entry before.
+bool StoreState::show_credits(Session& s) {
+  s.hidden_credits = device_.published() < s.credit_publication;
+  if (!s.hidden_credits) s.segment.show_magazine();
+  return !s.hidden_credits;
+}
+
 // One page into the magazine, from a slot that is free now.
 bool StoreState::give_credit(Session& s) {
   Tenant& t = tenant_of(s.request.tenant);
@@ -20,13 +54,14 @@ bool StoreState::give_credit(Session& s) {
   if (!slot) return false;
   t.pages->allocate({slot->slab, slot->slot, Format::dense}, s.model, s.id, now_ms_);
   const std::uint16_t generation = t.pages->record(page).generation;
-  t.directory.publish(page, {generation, Format::dense, EntryState::open, pool_.offset_bytes(*slot)});
+  publish(t, page, {generation, Format::dense, EntryState::open, pool_.offset_bytes(*slot)});
   ++s.credits;
   save(s, s.record->counts);
   const bool pushed = s.segment.push({page, generation, 0});
   commit();
   kill_point(KillPoint::credit_committed);
-  s.segment.show_magazine();
+  s.credit_publication = device_.publications();
+  show_credits(s);
   return pushed;
 }
 
@@ -34,7 +69,7 @@ bool StoreState::give_credit(Session& s) {
 bool StoreState::fill(Session& s, std::uint32_t pages) {
   const std::uint32_t have = s.segment.magazine_count();
   if (s.segment.broken()) return false;
-  if (have >= pages) return true;
+  if (have >= pages) return show_credits(s);
   const Tenant& t = tenant_of(s.request.tenant);
   const std::uint32_t missing = pages - have;
   if (s.credits + missing > kMagazineSlots || t.pages->free_pages() < missing ||
@@ -45,7 +80,7 @@ bool StoreState::fill(Session& s, std::uint32_t pages) {
     if (!give_credit(s)) return false;  // the client broke its ring meanwhile
   }
   s.changed = true;
-  return true;
+  return show_credits(s);
 }
 
 Result<void> StoreState::request_credits(SessionId id, std::uint32_t pages) {
@@ -133,7 +168,7 @@ void StoreState::reap(Tenant& t, std::uint64_t now_ms) {
     t.pages->release_id(item.page);
     kill_point(KillPoint::slot_reaped);
     commit();
-    t.directory.publish(item.page, {t.pages->record(item.page).generation, Format::none, EntryState::free, 0});
+    publish(t, item.page, {t.pages->record(item.page).generation, Format::none, EntryState::free, 0});
   });
 }
 

@@ -64,7 +64,8 @@ struct SlabRecord {
   LayoutId layout;
   std::uint32_t ready;  // every session has it mapped: pages may be in it
   std::uint32_t live;
+  std::uint64_t serial;  // Device::slab_serial
 };
-static_assert(sizeof(SlabRecord) == 16);
+static_assert(sizeof(SlabRecord) == 24);
 
 }  // namespace kvq

@@ -8,11 +8,13 @@
 
 namespace kvq {
 
-// `complete`: the step ended by itself. A dead session's steps are over too, but may have been cut short.
+// `complete`: the step ended by itself. A dead session's steps are over too, but may have been cut short, as may those
+// of a client that lost its GPU context.
 bool StoreState::step_is_over(const PageRecord& page, bool* complete) const {
   const Session* s = find_session(page.seal_session);
-  *complete = page.seal_serial == 0 || (s != nullptr && s->segment.step_ended(page.seal_serial));
-  return *complete || s == nullptr;
+  const bool ended = page.seal_serial == 0 || (s != nullptr && s->segment.step_ended(page.seal_serial));
+  *complete = ended && (s == nullptr || !s->segment.step_cut_short(page.seal_serial));
+  return ended || s == nullptr;
 }
 
 // In order, so that a page's predecessor has its name first. A seal whose step still runs holds up only what follows it
@@ -59,7 +61,7 @@ void StoreState::seal_page(Tenant& t, PageId page, bool complete) {
   t.pages->move(page, PageState::sealed);
   commit();
   kill_point(KillPoint::seal_committed);
-  t.directory.publish(page, {r.generation, r.format, EntryState::sealed, pool_.offset_bytes({r.slab, r.slot})});
+  publish(t, page, {r.generation, r.format, EntryState::sealed, pool_.offset_bytes({r.slab, r.slot})});
   t.unchecked.emplace_back(page, r.generation);
 }
 

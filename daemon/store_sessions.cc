@@ -27,11 +27,14 @@ Result<SessionId> StoreState::open_session(const SessionRequest& request, std::u
   });
   if (!model) return model.error();
 
+  const std::uint32_t last_session = tables_.root_record().last_session;
+  if (last_session % kSessionsOfRange == kSessionsOfRange - 1) {
+    return Error{Errc::limit_reached, 0, "all numbers of sessions have been given out; drain and start kvqd anew"};
+  }
   SessionRecord* record = free_session_record();
   if (record == nullptr) return Error{Errc::limit_reached, 0, "max_sessions are open"};
   *record = SessionRecord{};  // its id stays 0 until everything is there
-  SessionSegment::Spec spec{
-      .session = SessionId{tables_.root_record().last_session + 1}, .tenant = request.tenant, .owner_pid = request.pid};
+  SessionSegment::Spec spec{.session = SessionId{last_session + 1}, .tenant = request.tenant, .owner_pid = request.pid};
   if (::getrandom(spec.token.data(), spec.token.size(), 0) != static_cast<ssize_t>(spec.token.size())) {
     return Error{Errc::system, errno, "random bytes for a session's token"};
   }
@@ -97,7 +100,8 @@ SessionMemory StoreState::memory(SessionId id) const {
   const Session* s = find_session(id);
   KVQ_ASSERT(s != nullptr);
   const Tenant& t = tenant_of(s->request.tenant);
-  return {t.directory.read_only_descriptor(), t.prefix_file.read_only_descriptor(), s->segment.descriptor()};
+  return {t.directory.read_only_descriptor(), t.prefix_file.read_only_descriptor(), s->segment.descriptor(),
+          device_.mirror_descriptor(t.id)};
 }
 
 bool StoreState::is_ready(SessionId id) const {
@@ -107,6 +111,7 @@ bool StoreState::is_ready(SessionId id) const {
 
 void StoreState::settle_readiness(Session& s) {
   if (s.ready || !s.unmapped.empty()) return;
+  if (s.request.maps_slabs && device_.has_mirrors() && !tenant_of(s.request.tenant).mirror_kept) return;
   s.record->flags |= kSessionReady;  // one store, and nothing else depends on it
   s.ready = true;
   s.changed = true;

@@ -51,7 +51,7 @@ bool StoreState::create_slab(Tenant& t, std::uint16_t model, Format format, bool
   keep(kept_name("slab", raw(*slab)), device_.descriptor(*slab, true));
   kill_point(KillPoint::slab_kept);
   SlabRecord& record = slab_record(*slab);
-  record = {t.id, Layouts::id(model, format), 0, 0};
+  record = {t.id, Layouts::id(model, format), 0, 0, device_.slab_serial(*slab)};
   std::atomic_signal_fence(std::memory_order_seq_cst);
   record.live = 1;
   kill_point(KillPoint::slab_recorded);
@@ -134,6 +134,7 @@ void StoreState::deliver_notices() {
       KVQ_ASSERT(state != SlabState::free);  // it is awaited, so it cannot have been destroyed
       notice.writable = Layouts::format_of(pool_.slab(notice.slab).layout) == Format::dense;
       notice.descriptor = device_.descriptor(notice.slab, notice.writable);
+      notice.serial = device_.slab_serial(notice.slab);
     }
     if (deliver_) deliver_(notice);
   }

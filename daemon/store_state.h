@@ -78,6 +78,12 @@ class StoreState final : public Store {
     std::uint16_t generation;
   };
 
+  // A slot that no entry names any more, though kernels that start now may still read the old one in the mirror.
+  struct Unpublished {
+    SlotRef slot;
+    std::uint64_t publication;
+  };
+
   // Why a wish for credits is not met.
   enum class Obstacle : std::uint8_t { none, waiting, quota, arena, page_ids };
 
@@ -90,8 +96,10 @@ class StoreState final : public Store {
     std::unique_ptr<PageTable> pages;
     std::unique_ptr<PrefixIndex> prefix;
     Limbo limbo;
-    bool configured = false;        // add_tenant has named it in this daemon's life
-    bool retired_in_epoch = false;  // something was tagged with the current epoch
+    std::deque<Unpublished> retiring;  // waits for the mirror, then goes to limbo
+    bool mirror_kept = false;          // on devices that have mirrors
+    bool configured = false;           // add_tenant has named it in this daemon's life
+    bool retired_in_epoch = false;     // something was tagged with the current epoch
     std::deque<PendingSeal> seals;
     std::vector<SessionId> sessions;
     std::deque<std::pair<PageId, std::uint16_t>> asked;      // operators want these quantized: page and generation
@@ -115,10 +123,12 @@ class StoreState final : public Store {
     bool connected = true, ready = false, changed = false, told_broken = false;
     std::vector<SlabId> unmapped;  // map notices sent before it was ready and not acknowledged yet
     std::unordered_map<std::uint32_t, SequenceIndex> sequences;
-    std::uint32_t credits = 0;     // pages in state credit that it owns
-    std::uint32_t wish = 0;        // pages that a parked request waits for
-    std::uint64_t wish_order = 0;  // earlier wishes are served first
-    Epoch oldest_step{};           // of its open steps, at the last tick
+    std::uint32_t credits = 0;             // pages in state credit that it owns
+    std::uint64_t credit_publication = 0;  // the newest of their entries
+    bool hidden_credits = false;           // some are not shown in the magazine yet
+    std::uint32_t wish = 0;                // pages that a parked request waits for
+    std::uint64_t wish_order = 0;          // earlier wishes are served first
+    Epoch oldest_step{};                   // of its open steps, at the last tick
     std::uint64_t oldest_since_ms = 0;
     std::vector<LostPage> lost;  // the newest of those that DaemonWords.lost_pages counts
   };
@@ -146,7 +156,7 @@ class StoreState final : public Store {
   const Tenant& tenant_of(TenantId id) const { return *tenants_.at(raw(id) - 1); }
   Session* find_session(SessionId id);
   const Session* find_session(SessionId id) const;
-  void add_files(Tenant& t, TenantFiles files);
+  void add_files(Tenant& t, TenantFiles files, Descriptor mirror);
   void write_tenant(Tenant& t);
   // Ends a transaction: what was changed since the last one stays, whatever happens to this process.
   void commit() { journal_.commit(); }
@@ -184,6 +194,10 @@ class StoreState final : public Store {
   void settle_readiness(Session& s);
 
   // store_pages.cc
+  void publish(Tenant& t, PageId page, const Entry& entry);
+  void retire_unpublished(Tenant& t, SlotRef slot);
+  void settle_published();
+  bool show_credits(Session& s);
   bool give_credit(Session& s);
   bool fill(Session& s, std::uint32_t pages);
   void retire_page(Tenant& t, PageId page);
@@ -227,7 +241,7 @@ class StoreState final : public Store {
   SessionRecord* free_session_record();
 
   // store_take_over.cc
-  void take_tenant(const TenantRecord& record, TenantFiles files);
+  void take_tenant(const TenantRecord& record, TenantFiles files, Kept& kept);
   void take_slabs();
   Result<void> take_sessions(Kept& kept, std::string& why);
   void take_sequences();

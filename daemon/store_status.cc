@@ -25,6 +25,7 @@ StoreStatus StoreState::status() const {
   out.instance = tables_.root_record().instance;
   out.verify = verify_;
   out.adopt = adopt_;
+  out.device = device_.health();
   for (const auto& t : tenants_) {
     out.limbo_slots += t->limbo.size();
     TenantStatus s;

@@ -1,6 +1,7 @@
 // Makes and opens the files. What differs between this daemon's shape and the state's is named with both values.
 #include "daemon/store_tables.h"
 
+#include <fcntl.h>
 #include <sys/random.h>
 
 #include <bit>
@@ -87,6 +88,17 @@ std::string other_shape(const RootRecord& r, const StoreConfig& config, const De
 std::string kept_name(const char* what) { return std::string("kvq-") + what; }
 std::string kept_name(const char* what, std::uint32_t id) { return kept_name(what) + "-" + std::to_string(id); }
 
+std::optional<KeptArena> kept_arena(const Kept& kept) {
+  const auto root = kept.find(kept_name("root"));
+  if (root == kept.end()) return std::nullopt;
+  Descriptor copy(::fcntl(root->second.get(), F_DUPFD_CLOEXEC, 0));
+  const auto file = TableFile<RootRecord>::adopt(copy, TableKind::root, TenantId{}, 1);
+  if (!file) return std::nullopt;
+  const RootRecord& r = file->records()[0];
+  return KeptArena{r.arena_bytes, r.slab_bytes, std::string(r.device, ::strnlen(r.device, sizeof(r.device))),
+                   session_range_of(SessionId{r.last_session})};
+}
+
 DirectorySpec directory_spec(const StoreConfig& config, const Device& device, TenantId tenant) {
   return {.tenant = tenant,
           .capacity = config.max_pages,
@@ -119,6 +131,7 @@ Result<StoreTables> create_tables(const StoreConfig& config, const Device& devic
   r.max_pages = config.max_pages;
   r.max_sequences = config.max_sequences;
   r.page_tokens = kPageTokens;
+  r.last_session = config.session_range * kSessionsOfRange;
   std::strncpy(r.device, device.name().c_str(), sizeof(r.device) - 1);
   std::strncpy(r.writer, KVQ_VERSION, sizeof(r.writer) - 1);
   std::atomic_signal_fence(std::memory_order_seq_cst);

@@ -61,9 +61,10 @@ Result<Left> open_left(const StoreConfig& config, Device& device, Kept& kept, st
     return refused(why, std::move(wrong));
   }
   for (std::uint32_t i = 0; i < device.slabs(); ++i) {
-    if (left.tables.slabs.records()[i].live == 0) continue;
+    const SlabRecord& record = left.tables.slabs.records()[i];
+    if (record.live == 0) continue;
     const std::string name = kept_name("slab", i);
-    if (const Result<void> placed = device.adopt_slab(SlabId{i}, kept[name]); !placed) {
+    if (const Result<void> placed = device.adopt_slab(SlabId{i}, kept[name], record.serial); !placed) {
       return refused(why, name + ": " + placed.error().context);
     }
   }
@@ -92,13 +93,14 @@ Result<void> StoreState::take_over(std::vector<TenantFiles> tenants, Kept& kept,
   now_ms_ = now_ms;
   adopt_.adopted = true;
   for (std::size_t i = 0; i < tenants.size(); ++i) {
-    take_tenant(tables_.tenants.records()[i], std::move(tenants[i]));
+    take_tenant(tables_.tenants.records()[i], std::move(tenants[i]), kept);
   }
   if (const Result<void> taken = take_sessions(kept, why); !taken) return taken;
   take_slabs();
   take_sequences();
   for (auto& t : tenants_) publish_all(*t);
   for (auto& t : tenants_) settle_pages(*t);
+  settle_published();
   kill_point(KillPoint::adopt_published);
   end_unready();
   forget_unknown(kept);
@@ -107,7 +109,7 @@ Result<void> StoreState::take_over(std::vector<TenantFiles> tenants, Kept& kept,
   return {};
 }
 
-void StoreState::take_tenant(const TenantRecord& record, TenantFiles files) {
+void StoreState::take_tenant(const TenantRecord& record, TenantFiles files, Kept& kept) {
   auto t = std::make_unique<Tenant>();
   t->id = TenantId{static_cast<std::uint32_t>(tenants_.size() + 1)};
   t->spec.name = record.name;
@@ -115,7 +117,8 @@ void StoreState::take_tenant(const TenantRecord& record, TenantFiles files) {
   t->spec.share = record.share;
   t->spec.floor_dense = record.floor_dense != 0;
   std::copy(std::begin(record.salt), std::end(record.salt), t->spec.salt.begin());
-  add_files(*t, std::move(files));
+  const auto mirror = kept.find(kept_name("mirror", raw(t->id)));
+  add_files(*t, std::move(files), mirror == kept.end() ? Descriptor{} : std::move(mirror->second));
   ledger_.open_account(t->spec.quota_bytes);
   tenants_.push_back(std::move(t));
 }
@@ -143,6 +146,9 @@ Result<void> StoreState::take_sessions(Kept& kept, std::string& why) {
                   .credits = r.credits_target};
     std::copy(std::begin(r.fingerprint), std::end(r.fingerprint), s->request.fingerprint.begin());
     s->ready = (r.flags & kSessionReady) != 0;
+    if (s->ready && s->request.maps_slabs && device_.has_mirrors() && !tenant_of(r.tenant).mirror_kept) {
+      return refused(why, kept_name("mirror", raw(r.tenant)) + " is missing");
+    }
     s->connected = s->waits = (r.flags & kSessionClosed) == 0;
     s->oldest_since_ms = now_ms_;
     s->segment.words().revoked.store(s->connected ? 0 : 1, std::memory_order_relaxed);
@@ -247,9 +253,7 @@ void StoreState::settle_pages(Tenant& t) {
   for (std::uint32_t i = 0; i < pool_.size(); ++i) {
     const Slab& slab = pool_.slab(SlabId{i});
     if (slab.state != SlabState::ready || slab.tenant != t.id) continue;
-    pool_.take_all_free(SlabId{i}, [&](SlotRef slot) {
-      t.limbo.retire({.slot = slot, .page = kNullPage, .tag = t.directory.epoch(), .retired_ms = now_ms_});
-    });
+    pool_.take_all_free(SlabId{i}, [&](SlotRef slot) { retire_unpublished(t, slot); });
   }
   t.retired_in_epoch = true;
 }
@@ -276,12 +280,14 @@ void StoreState::publish_all(Tenant& t) {
         break;
     }
     if (r.state != PageState::free) entry.offset_bytes = pool_.offset_bytes({r.slab, r.slot});
-    if (!(t.directory.entry(PageId{i}) == entry)) t.directory.publish(PageId{i}, entry);
+    if (!(t.directory.entry(PageId{i}) == entry)) publish(t, PageId{i}, entry);
   }
   for (SessionId id : t.sessions) {
     Session& s = *find_session(id);
     s.segment.words().commands_refused.store(s.record->refused, std::memory_order_relaxed);
-    s.segment.show();
+    s.segment.show_commands();
+    s.credit_publication = device_.publications();
+    s.hidden_credits = true;
     s.changed = true;
   }
 }

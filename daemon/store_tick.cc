@@ -11,12 +11,14 @@ namespace kvq {
 TickReport StoreState::tick(std::uint64_t now_ms) {
   now_ms_ = std::max(now_ms_, now_ms);
   TickReport report;
+  device_.advance(now_ms_);
   std::vector<SessionId> ids;
   for (const auto& [id, s] : sessions_) ids.push_back(id);
   for (SessionId id : ids) report.commands += drain_commands(id, now_ms_);
   for (auto& t : tenants_) settle_seals(*t);
 
   finish_jobs(report);
+  settle_published();
   const auto limbo_size = [this] {
     std::size_t n = 0;
     for (const auto& t : tenants_) n += t->limbo.size();
@@ -166,9 +168,10 @@ void StoreState::update_words(Session& s) {
 
 bool StoreState::is_busy() const {
   if (!jobs_.empty() || verify_.running || device_.in_flight() > 0) return true;
+  if (device_.published() != device_.publications()) return true;
   for (const auto& t : tenants_) {
-    if (t->limbo.size() > 0 || !t->seals.empty() || !t->asked.empty() || !t->unchecked.empty() ||
-        t->obstacle != Obstacle::none)
+    if (t->limbo.size() > 0 || !t->retiring.empty() || (device_.has_mirrors() && !t->mirror_kept) ||
+        !t->seals.empty() || !t->asked.empty() || !t->unchecked.empty() || t->obstacle != Obstacle::none)
       return true;
   }
   for (std::uint32_t i = 0; i < pool_.size(); ++i) {

@@ -85,7 +85,7 @@ void StoreState::finish_job(const Job& job, const TranscodeDone& done, TickRepor
     if (error.code == Errc::lost_page) return quarantine(t, job.page);
     if (error.code == Errc::invalid_argument && !job.moves) {
       t.pages->set_keeps_dense(job.page);
-    } else {
+    } else if (error.code != Errc::context_lost) {
       t.pages->count_failure(job.page, true);
     }
     if ((r.flags & kPageHasChecksum) == 0) t.unchecked.emplace_back(job.page, r.generation);
@@ -96,11 +96,10 @@ void StoreState::finish_job(const Job& job, const TranscodeDone& done, TickRepor
   if (stays) return;
   t.pages->set_place(job.page, {job.to.slab, job.to.slot, job.format});
   t.pages->set_checksum(job.page, done.checksum);
-  t.directory.publish(job.page, {r.generation, job.format, EntryState::sealed, pool_.offset_bytes(job.to)});
+  publish(t, job.page, {r.generation, job.format, EntryState::sealed, pool_.offset_bytes(job.to)});
   kill_point(KillPoint::transcode_published);
   pool_.retire(job.from);
-  t.limbo.retire({.slot = job.from, .page = kNullPage, .tag = t.directory.epoch(), .retired_ms = now_ms_});
-  t.retired_in_epoch = true;
+  retire_unpublished(t, job.from);
   t.pages->count_failure(job.page, false);
   t.pages->move(job.page, PageState::sealed);
   ++report.transcodes_done;

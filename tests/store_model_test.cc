@@ -54,7 +54,36 @@ TEST(StoreModel, SixSlabsForEverybody) {
   EXPECT_GT(seen.drops, 0u);
 }
 
+TEST(StoreModel, KernelsReadMirrorsThatLagBehind) {
+  Walk::Seen sum;
+  for (std::uint64_t seed = test_seed(51), last = seed + 4; seed < last; ++seed) {
+    const Walk::Seen seen =
+        walk({.seed = seed, .slabs = 8, .faults = {.max_delay_polls = 2, .fail_passing = 0.05, .mirror_lag = 4}}, 6000);
+    if (::testing::Test::HasFailure()) return;
+    sum.transcodes += seen.transcodes;
+    sum.int4_reads += seen.int4_reads;
+    sum.lagging_reads += seen.lagging_reads;
+  }
+  EXPECT_GT(sum.transcodes, 0u);
+  EXPECT_GT(sum.int4_reads, 0u);
+  EXPECT_GT(sum.lagging_reads, 0u);
+}
+
 #if defined(KVQ_KILL_POINTS)
+TEST(StoreModel, TheDaemonDiesWhileMirrorsLagBehind) {
+  executioner = {};
+  Walk::Seen sum;
+  for (std::uint64_t seed = test_seed(71), last = seed + 4; seed < last; ++seed) {
+    const Walk::Seen seen =
+        walk({.seed = seed, .faults = {.max_delay_polls = 3, .mirror_lag = 3}, .daemon_dies = true}, 5000);
+    if (::testing::Test::HasFailure()) return;
+    sum.daemon_deaths += seen.daemon_deaths;
+    sum.lagging_reads += seen.lagging_reads;
+  }
+  EXPECT_GT(sum.daemon_deaths, 50u);
+  EXPECT_GT(sum.lagging_reads, 0u);
+}
+
 TEST(StoreModel, TheDaemonDiesAtAnyPointAndTheNextOneGoesOn) {
   executioner = {};
   Walk::Seen sum;

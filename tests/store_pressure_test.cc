@@ -242,6 +242,25 @@ TEST(StorePressure, FailedTranscodeLeavesThePageAndSaysWhy) {
   for (std::uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(client->holds(pages[i], value_of(chain_key(1, i))));
 }
 
+TEST(StorePressure, DeathsOfTheWorkerAreNotHeldAgainstThePage) {
+  StoreNode node(6);
+  const TenantId tenant = node.tenant("a");
+  auto client = node.client(tenant);
+  SimServer s{node, *client};
+  const auto pages = s.grow(1, 1, 3);
+  s.park(1);
+  node.device.faults.fail_lost = 1;
+  for (int death = 0; death < 20; ++death) {
+    node.store->quantize(std::nullopt, 0, false, node.now_ms);
+    node.ticks(5);
+  }
+  EXPECT_EQ(node.store->status().transcode_failures, 60u);
+  node.device.faults.fail_lost = 0;
+  EXPECT_EQ(node.store->quantize(std::nullopt, 0, false, node.now_ms).pages, 3u);
+  node.ticks(5);
+  EXPECT_EQ(client->entry(pages[1]).format, Format::int4);
+}
+
 TEST(StorePressure, PageReleasedInMidTranscodeGoesWhenTheJobEnds) {
   StoreNode node(6);
   const TenantId tenant = node.tenant("a");

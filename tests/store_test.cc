@@ -125,6 +125,25 @@ TEST(Store, SealWaitsForAStepThatHasNotBegunYet) {
   EXPECT_EQ(client->find(key).page, item.page);
 }
 
+TEST(Store, PageOfAStepThatItsClientCutShortIsSealedButNeverShared) {
+  StoreNode node(8);
+  const TenantId tenant = node.tenant("a");
+  auto client = node.client(tenant);
+  SimServer s{node, *client};
+  ASSERT_TRUE(s.want(1));
+  s.open(1);
+  const std::uint64_t step = client->begin_step();
+  const Key key = chain_key(1, 0);
+  const MagazineItem item = s.take(1, 0, key);
+  s.seal(1, 0, item, key, step);
+  node.tick();
+  client->segment().step[step % kStepSlots].cut_short.store(step);
+  client->end_step(step);
+  node.ticks(2);
+  EXPECT_EQ(client->entry(item.page).state, EntryState::sealed);
+  EXPECT_EQ(client->find(key).page, kNullPage);
+}
+
 TEST(Store, PageOfAStepThatDiedIsSealedButNeverShared) {
   StoreNode node(8);
   const TenantId tenant = node.tenant("a");

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "daemon/shm/descriptor.h"
+#include "kvq/directory.h"
 #include "kvq/page_format.h"
 #include "kvq/result.h"
 #include "kvq/types.h"
@@ -35,9 +36,18 @@ struct TranscodeJob {
 struct TranscodeDone {
   std::uint64_t id = 0;
   // code ok, or why the page must keep its old form (invalid_argument: non-finite or out-of-range values; lost_page:
-  // the source is not what its checksum says).
+  // the source is not what its checksum says; context_lost: whatever ran it is gone, which says nothing about the page).
   Error error;
   std::uint64_t checksum = 0;  // of what was written; without `to`, of what was read
+};
+
+// For operators.
+struct DeviceHealth {
+  bool degraded = false;
+  std::string text;                  // why; empty when all is well
+  std::string uuid;                  // of the GPU; empty on the host
+  std::uint64_t restarts = 0;        // of its worker
+  std::uint64_t overhead_bytes = 0;  // of the device's memory, beside slabs and mirrors
 };
 
 class Device {
@@ -49,16 +59,38 @@ class Device {
   virtual std::uint64_t slab_bytes() const = 0;
   std::uint32_t slabs() const { return static_cast<std::uint32_t>(arena_bytes() / slab_bytes()); }
 
-  // A new, zeroed slab at its place in the arena. Until destroy_slab the id is taken.
+  // A new, zeroed slab at its place in the arena. Until destroy_slab the id is taken. no_memory: none now; ask again.
   virtual Result<void> create_slab(SlabId slab) = 0;
-  // The slab that an earlier daemon made, by its writable descriptor (used up), at its old place.
-  virtual Result<void> adopt_slab(SlabId slab, Descriptor& file) = 0;
+  // The slab that an earlier daemon made, by its writable descriptor (used up) and serial, at its old place.
+  virtual Result<void> adopt_slab(SlabId slab, Descriptor& file, std::uint64_t serial) = 0;
+  // Names the memory, not the place: another slab at the same place has another serial. Never 0.
+  virtual std::uint64_t slab_serial(SlabId slab) const = 0;
   // Gives the memory back. Every importer has dropped it (or died) before.
   virtual void destroy_slab(SlabId slab) = 0;
   // A descriptor that importers map; owned by the device, valid until destroy_slab. A read-only one cannot be mapped
   // writable.
   virtual int descriptor(SlabId slab, bool writable) const = 0;
 
+  // --- the directory that kernels read ---
+  // Kernels of a host device read the directory itself. Others read a mirror of its entries in the device's memory, one
+  // per tenant, that the device makes by and by (an earlier daemon's is given by its descriptor, which is used up) and
+  // brings to what `entries` say; they outlive the device.
+  virtual bool has_mirrors() const { return false; }
+  virtual void add_mirror(TenantId, const DirectoryEntry* entries, std::uint32_t capacity, Descriptor adopted);
+  // For importers, owned by the device; -1 until the mirror is there.
+  virtual int mirror_descriptor(TenantId) const { return -1; }
+  // Writes one entry to the mirror, after all that was published before.
+  virtual void publish(TenantId, PageId, std::uint64_t /*entry*/) {}
+  // How many publications there were, and how many of these each kernel that starts now will see.
+  virtual std::uint64_t publications() const { return 0; }
+  virtual std::uint64_t published() const { return 0; }
+
+  // --- jobs ---
+  // Looks after whatever runs the jobs; at the start of each tick.
+  virtual void advance(std::uint64_t /*now_ms*/) {}
+  // Readable when poll() or published() may say something new; -1: `RunBlocking` says it.
+  virtual int wake_descriptor() const { return -1; }
+  virtual DeviceHealth health() const { return {}; }
   // Queues jobs; the span is copied. Jobs run in any order, on other threads.
   virtual void submit(std::span<const TranscodeJob> jobs) = 0;
   // Appends what has finished since the last call.
@@ -70,6 +102,8 @@ class Device {
 // Runs `work` on some other thread; `done` later on the loop thread. The loop gives its worker pool, tests give inline
 // ones.
 using RunBlocking = std::function<void(std::function<void()> work, std::function<void()> done)>;
+
+inline void Device::add_mirror(TenantId, const DirectoryEntry*, std::uint32_t, Descriptor) {}
 
 std::unique_ptr<Device> make_host_device(std::uint64_t arena_bytes, std::uint64_t slab_bytes, RunBlocking run);
 

@@ -87,12 +87,18 @@ class HostDevice final : public Device {
   Result<void> create_slab(SlabId slab) override {
     Result<Descriptor> file = make_memory_file("kvq-slab", slab_bytes_);
     if (!file) return file.error();
-    return place_slab(slab, std::move(*file));
+    const std::uint64_t serial = file_number(*file);
+    return place_slab(slab, std::move(*file), serial);
   }
 
-  Result<void> adopt_slab(SlabId slab, Descriptor& file) override {
+  Result<void> adopt_slab(SlabId slab, Descriptor& file, std::uint64_t serial) override {
     if (const Result<void> good = check_memory_file(file, slab_bytes_); !good) return good.error();
-    return place_slab(slab, std::move(file));
+    return place_slab(slab, std::move(file), serial);
+  }
+
+  std::uint64_t slab_serial(SlabId slab) const override {
+    KVQ_ASSERT(raw(slab) < files_.size() && files_[raw(slab)]);
+    return files_[raw(slab)]->serial;
   }
 
   void destroy_slab(SlabId slab) override {
@@ -134,15 +140,16 @@ class HostDevice final : public Device {
  private:
   struct Files {
     Descriptor file, reader;
+    std::uint64_t serial;
   };
-  Result<void> place_slab(SlabId slab, Descriptor file) {
+  Result<void> place_slab(SlabId slab, Descriptor file, std::uint64_t serial) {
     KVQ_ASSERT(raw(slab) < files_.size() && !files_[raw(slab)]);
     Result<Descriptor> reader = reopen_read_only(file);
     if (!reader) return reader.error();
     if (::mmap(place(slab), slab_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file.get(), 0) == MAP_FAILED) {
       return Error{Errc::system, errno, "mapping a slab"};
     }
-    files_[raw(slab)] = Files{std::move(file), std::move(*reader)};
+    files_[raw(slab)] = Files{std::move(file), std::move(*reader), serial};
     return {};
   }
   std::byte* place(SlabId slab) const { return shared_->arena.base + std::uint64_t{raw(slab)} * slab_bytes_; }

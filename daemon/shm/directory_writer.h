@@ -32,6 +32,9 @@ class DirectoryWriter {
   Epoch epoch() const { return Epoch{header().epoch.load(std::memory_order_relaxed)}; }
   void advance_epoch() { kvq::advance_epoch<SharedMemory>(header().epoch); }
 
+  const DirectoryEntry* first_entry() const { return entries(); }
+  std::uint32_t capacity() const { return header().capacity; }
+
   int read_only_descriptor() const { return memory_.read_only_descriptor(); }
   int descriptor() const { return memory_.descriptor(); }
 

@@ -45,6 +45,12 @@ Result<Descriptor> reopen_read_only(const Descriptor& file) {
   return reader;
 }
 
+std::uint64_t file_number(const Descriptor& file) {
+  struct stat info {};
+  KVQ_ASSERT(::fstat(file.get(), &info) == 0);
+  return info.st_ino;
+}
+
 Result<void> check_memory_file(const Descriptor& file, std::uint64_t bytes) {
   struct stat info {};
   if (file.get() < 0 || ::fstat(file.get(), &info) != 0) return Error{Errc::invalid_argument, 0, "no such descriptor"};

@@ -20,6 +20,9 @@ Result<Descriptor> make_memory_file(const char* name, std::uint64_t bytes);
 // Whether `file` is a memory file of `bytes` bytes as make_memory_file makes them, owned by this process's user.
 Result<void> check_memory_file(const Descriptor& file, std::uint64_t bytes);
 
+// What tells it from every other memory file that is alive.
+std::uint64_t file_number(const Descriptor& file);
+
 // The same file, opened again for reading only: whoever gets this descriptor cannot map it writable.
 Result<Descriptor> reopen_read_only(const Descriptor& file);
 

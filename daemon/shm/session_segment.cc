@@ -96,4 +96,8 @@ bool SessionSegment::step_ended(std::uint64_t serial) const {
   return serial == 0 || kvq::step_ended<SharedMemory>(segment().step[serial % kStepSlots], serial);
 }
 
+bool SessionSegment::step_cut_short(std::uint64_t serial) const {
+  return serial != 0 && segment().step[serial % kStepSlots].cut_short.load(std::memory_order_relaxed) == serial;
+}
+
 }  // namespace kvq

@@ -59,6 +59,8 @@ class SessionSegment {
   std::uint32_t open_steps() const;
   // True once step `serial` (0: none) has ended.
   bool step_ended(std::uint64_t serial) const;
+  // Of a step that has ended: its client says that what it wrote may be missing.
+  bool step_cut_short(std::uint64_t serial) const;
 
   // --- words ---
   DaemonWords& words() { return segment().daemon; }

@@ -30,7 +30,7 @@ enum class TableKind : std::uint32_t {  // never renumber
   journal = 9,
 };
 
-inline constexpr std::uint32_t kStateVersion = 1;  // of all records behind these headers
+inline constexpr std::uint32_t kStateVersion = 2;  // of all records behind these headers
 
 struct alignas(64) TableHeader {
   std::uint64_t magic;

@@ -55,7 +55,10 @@ struct alignas(64) StepSlot {
   std::atomic<std::uint64_t> epoch;
   std::atomic<std::uint64_t> begun;
   std::atomic<std::uint64_t> ended;
-  std::uint8_t reserved[64 - 24];
+  // The newest step of the slot that the client ended itself because the GPU's context was lost: what it wrote may be
+  // missing, so its pages are never shared. Stored before `ended`.
+  std::atomic<std::uint64_t> cut_short;
+  std::uint8_t reserved[64 - 32];
 };
 static_assert(sizeof(StepSlot) == 64);
 

@@ -23,7 +23,8 @@ class NoMemory final : public Device {
   std::uint64_t arena_bytes() const override { return arena_bytes_; }
   std::uint64_t slab_bytes() const override { return kSlabBytes; }
   Result<void> create_slab(SlabId) override { return {}; }
-  Result<void> adopt_slab(SlabId, Descriptor&) override { return {}; }
+  Result<void> adopt_slab(SlabId, Descriptor&, std::uint64_t) override { return {}; }
+  std::uint64_t slab_serial(SlabId slab) const override { return raw(slab) + 1; }
   void destroy_slab(SlabId) override {}
   int descriptor(SlabId, bool) const override { return -1; }
   void submit(std::span<const TranscodeJob> jobs) override {

@@ -151,7 +151,7 @@ TEST(TableFile, HeaderSaysWhatTheRecordsAre) {
   ASSERT_TRUE(file);
   const auto* h = reinterpret_cast<const TableHeader*>(map_read_only(file->descriptor(), 4096));
   EXPECT_EQ(h->magic, kTableMagic);
-  EXPECT_EQ(h->version, kContractVersion);
+  EXPECT_EQ(h->version, kStateVersion);
   EXPECT_EQ(h->record_bytes, 16u);
   EXPECT_EQ(h->count, 10u);
   EXPECT_EQ(file->records().size(), 10u);

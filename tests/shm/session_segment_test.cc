@@ -85,6 +85,18 @@ TEST(SessionSegment, StepHasEndedOnceItsSlotSaysSoOrALaterStepDid) {
   EXPECT_FALSE(e.daemon.step_ended(3 + kStepSlots));
 }
 
+TEST(SessionSegment, StepThatItsClientCutShortHasEndedButIsNotComplete) {
+  Ends e;
+  e.begin(3, 1);
+  e.client->step[3].cut_short.store(3);
+  EXPECT_FALSE(e.daemon.step_ended(3));
+  e.end(3);
+  EXPECT_TRUE(e.daemon.step_ended(3));
+  EXPECT_TRUE(e.daemon.step_cut_short(3));
+  EXPECT_FALSE(e.daemon.step_cut_short(0));
+  EXPECT_FALSE(e.daemon.step_cut_short(3 + kStepSlots));
+}
+
 TEST(SessionSegment, CommandsArriveInOrderAndOverTheRingsEnd) {
   Ends e;
   auto& ring = e.client->commands;

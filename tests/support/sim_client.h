@@ -39,6 +39,7 @@ class SimClient {
     if (segment_ != nullptr) ::munmap(segment_, kSegmentBytes);
     if (directory_ != nullptr) ::munmap(directory_, directory_bytes(max_pages_));
     if (prefix_ != nullptr) ::munmap(prefix_, prefix_table_bytes(buckets_));
+    if (mirror_ != nullptr) ::munmap(mirror_, mirror_bytes());
   }
   SimClient(const SimClient&) = delete;
   SimClient& operator=(const SimClient&) = delete;
@@ -121,13 +122,21 @@ class SimClient {
     const auto* entries = reinterpret_cast<const DirectoryEntry*>(directory_ + sizeof(DirectoryHeader));
     return unpack_entry(entries[raw(page)].load(std::memory_order_acquire));
   }
+  // What a kernel that starts now finds: in the mirror, where there is one.
+  Entry kernel_entry(PageId page) {
+    if (const int fd = store_.memory(id).mirror; mirror_ == nullptr && fd >= 0)
+      mirror_ = map_file(fd, mirror_bytes(), false);
+    if (mirror_ == nullptr) return entry(page);
+    return unpack_entry(reinterpret_cast<const DirectoryEntry*>(mirror_)[raw(page)].load(std::memory_order_acquire));
+  }
   std::byte* address(const Entry& e) const {
     const auto found = slabs_.find(static_cast<std::uint32_t>(e.offset_bytes / slab_bytes_));
     return found == slabs_.end() ? nullptr : found->second.base + e.offset_bytes % slab_bytes_;
   }
   void write(PageId page, std::uint16_t value) {
-    const Entry e = entry(page);
+    const Entry e = kernel_entry(page);
     ASSERT_EQ(e.state, EntryState::open);
+    ASSERT_EQ(e, entry(page));
     std::byte* at = address(e);
     ASSERT_NE(at, nullptr);
     const PageLayout layout = make_layout(geometry, Format::dense);
@@ -182,6 +191,8 @@ class SimClient {
            all(b + o.v_mid, kPageTokens, value);
   }
 
+  std::uint64_t mirror_bytes() const { return std::uint64_t{max_pages_} * sizeof(DirectoryEntry); }
+
   Store& store_;
   std::uint64_t slab_bytes_, buckets_;
   std::uint32_t max_pages_;
@@ -190,6 +201,7 @@ class SimClient {
   std::byte* segment_ = nullptr;
   std::byte* directory_ = nullptr;
   std::byte* prefix_ = nullptr;
+  std::byte* mirror_ = nullptr;
   std::uint64_t last_step_ = 0;
 };
 
