@@ -29,6 +29,7 @@ struct Row {
   std::vector<double> out;
   double lse = 0;
   double logit_error = 0;  // largest error that a logit of the row may have
+  double spread = 0;       // largest root of the summed squares of a logit's terms, |q| (|k| + half the range of codes)
   double max_value = 0;    // largest |V| that the row sees
   bool quantized = false;  // whether the row sees a quantized page
 };

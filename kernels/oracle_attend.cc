@@ -86,14 +86,17 @@ Row attend_row(const AttentionCall& call, std::uint32_t sequence, std::int64_t t
     const Page& page = found->second;
     const double* k = page.block.k.data() + (j % 64) * d;
     const double* v = page.block.v.data() + (j % 64) * d;
-    double logit = 0, magnitude = 0, largest = 0;
+    double logit = 0, magnitude = 0, largest = 0, squares = 0;
     for (std::uint32_t c = 0; c < d; ++c) {
       logit += q[c] * k[c];
-      magnitude += std::fabs(q[c]) * (std::fabs(k[c]) + page.codes * page.step[c]);
+      const double term = std::fabs(q[c]) * (std::fabs(k[c]) + page.codes * page.step[c]);
+      magnitude += term;
+      squares += term * term;
       largest = std::max(largest, std::fabs(q[c]) * page.step[c]);
       row.max_value = std::max(row.max_value, std::fabs(v[c]));
     }
     row.quantized |= page.codes != 0;
+    row.spread = std::max(row.spread, std::fabs(scale) * std::sqrt(squares));
     logit *= scale;
     const double error = std::fabs(scale) * (largest / 32767 * page.codes * std::sqrt(double(d)) + magnitude * 0x1p-22);
     if (call.softcap > 0) logit = call.softcap * std::tanh(logit / call.softcap);

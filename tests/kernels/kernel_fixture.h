@@ -127,6 +127,7 @@ class PagePool {
 
   ModelView model() const { return {&geometry_, layouts_.data()}; }
   PageSource source() const { return {entries_.get(), capacity_, arena_}; }
+  std::uint64_t arena_bytes() const { return arena_bytes_; }
   const PageLayout& layout(Format f) const { return layouts_[index_of(f)]; }
   DirectoryEntry& entry(std::uint32_t id) { return entries_[id]; }
 

@@ -1,0 +1,188 @@
+// Attention's front on the device: checks what the host can know, chooses the kernel and the shape of its launch.
+//
+// Invariant: grid, workspace and shared memory follow from the device, the model and the call's types alone, so a
+// captured launch stays right for any later lengths.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cuda/attend_variants.h"
+#include "kernels/cuda/combine.cuh"
+#include "kernels/cuda/device_info.h"
+#include "kernels/cuda/page_table.h"
+
+namespace kvq::cuda {
+namespace {
+
+constexpr float kLog2E = 1.44269504f;
+constexpr std::int32_t kEndlessWindow = 1
+                                        << 30;  // longer than any sequence; smaller ones keep positions within 32 bits
+
+Error refuse(const char* why) { return {Errc::invalid_argument, 0, why}; }
+
+Error check_call(const AttentionCall& call) {
+  if (Error error = check_model(call.model, call.layer); error.code != Errc::ok) return error;
+  const LayerSpec& spec = call.model.geometry->layer[call.layer];
+  if (call.query_heads == 0 || call.query_heads % spec.kv_heads != 0) {
+    return refuse("query_heads is not a multiple of the layer's KV heads");
+  }
+  if (call.query_heads / spec.kv_heads > kMaxGroup) return refuse("more than 16 query heads per KV head");
+  if (static_cast<std::uint32_t>(call.q_type) > 2) return refuse("q_type is unknown");
+  if (static_cast<std::uint32_t>(call.out_type) > 2) return refuse("out_type is unknown");
+  if (!std::isfinite(call.scale)) return refuse("scale is not finite");
+  if (!std::isfinite(call.softcap) || call.softcap < 0) return refuse("softcap is negative or not finite");
+  if (call.window < -1 || call.window == 0) return refuse("window is neither -1 nor positive");
+  if (call.batch == 0) return {};
+  if (call.lengths == nullptr || call.query_starts == nullptr) return refuse("lengths or query_starts is null");
+  if (call.q == nullptr || call.out == nullptr) return refuse("q or out is null");
+  if (call.block_tables == nullptr) return refuse("block_tables is null");
+  return {};
+}
+
+std::uint32_t tile_rows(std::uint32_t d, bool wide) { return 8 * (wide ? wide_tiles(d) : kNarrowTiles); }
+
+std::size_t tails_bytes(std::uint32_t units) { return round_up(units * sizeof(UnitTail), 256); }
+
+std::size_t layer_workspace(const DeviceInfo& device, std::uint32_t d) {
+  const std::uint32_t units = device.multiprocessors * kMaxWarps;
+  return tails_bytes(units) + std::size_t{units} * 2 * partial_floats(tile_rows(d, true), d) * sizeof(float);
+}
+
+// How a multiprocessor's shared memory is divided.
+struct Shape {
+  std::uint32_t warps = 0, stages = 2, slot_bytes = 0, planes = 0, shared_bytes = 0;
+};
+
+Shape choose_shape(const DeviceInfo& device, const PageTable& pages, const LayerSpec& spec, Real q_type, bool wide) {
+  const std::uint32_t d = spec.head_dim;
+  Shape shape;
+  shape.slot_bytes = kPageTokens * d;  // a quarter of a dense block; two hold a tile's outputs
+  shape.slot_bytes =
+      std::max(shape.slot_bytes, static_cast<std::uint32_t>(round_up(tile_rows(d, wide) * (d + 4) * 2, 128)));
+  for (const LayerFormat& format : pages.formats) {
+    if (format.format == Format::int4 || format.format == Format::int4_k4 || format.format == Format::int4_k8) {
+      shape.slot_bytes = std::max(shape.slot_bytes, format.head_bytes);
+    }
+    if (format.format == Format::k8v4) {
+      shape.slot_bytes = std::max(shape.slot_bytes, block_offsets(Format::k8v4, d).v);
+    }
+  }
+  shape.planes = spec.dtype == Dtype::fp16 ? (q_type == Real::fp32 ? 2 : 1) : (q_type == Real::bf16 ? 2 : 3);
+  const std::uint32_t query_bytes = shape.planes * tile_rows(d, wide) / 8 * ((d / 16 + 1) / 2) * 512;
+  const auto bytes = [&](std::uint32_t warps, std::uint32_t stages) {
+    return warps * (stages * shape.slot_bytes + query_bytes + kMaxStages * 8);
+  };
+  const std::uint32_t room = device.shared_bytes - kStaticBytes;
+  shape.warps = kMaxWarps;
+  while (shape.warps > 0 && bytes(shape.warps, shape.stages) > room) --shape.warps;
+  while (shape.stages < kMaxStages && bytes(shape.warps, shape.stages + 1) <= room) ++shape.stages;
+  // More than half, so that a block of the next call never joins one of this on its multiprocessor.
+  shape.shared_bytes = std::max(bytes(shape.warps, shape.stages), room / 2 + 1);
+  return shape;
+}
+
+AttendParams make_params(const AttentionCall& call, const LayerSpec& spec, const Shape& shape) {
+  AttendParams p{};
+  p.tables = call.block_tables;
+  p.table_stride = call.block_table_stride;
+  p.lengths = call.lengths;
+  p.query_starts = call.query_starts;
+  p.batch = call.batch;
+  p.kv_heads = spec.kv_heads;
+  p.group = call.query_heads / spec.kv_heads;
+  p.q = call.q;
+  p.q_token_stride = call.q_token_stride, p.q_head_stride = call.q_head_stride;
+  p.out = call.out;
+  p.out_token_stride = call.out_token_stride, p.out_head_stride = call.out_head_stride;
+  p.lse = call.lse;
+  p.q_type = call.q_type, p.out_type = call.out_type;
+  p.scale_log2 = (call.scale != 0 ? call.scale : 1.0f / std::sqrt(static_cast<float>(spec.head_dim))) * kLog2E;
+  p.softcap_log2 = call.softcap * kLog2E;
+  p.alibi = call.alibi;
+  p.sinks = call.sinks;
+  p.window = call.window < kEndlessWindow ? call.window : -1;
+  p.causal = call.causal;
+  p.stages = shape.stages, p.slot_bytes = shape.slot_bytes, p.planes = shape.planes;
+  return p;
+}
+
+// Launches so that the blocks may be in place before the work in front of them has ended; the kernels wait for it
+// themselves.
+template <typename... Parameters, typename... Arguments>
+Error launch_early(const DeviceInfo& device, Stream stream, dim3 grid, std::uint32_t threads,
+                   std::uint32_t shared_bytes, void (*kernel)(Parameters...), const Arguments&... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = {threads, 1, 1};
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = device.major >= 9 ? 1 : 0;
+  return as_error(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), "attend, the launch");
+}
+
+}  // namespace
+
+Result<std::size_t> workspace_bytes(const ModelView& model, std::uint32_t query_heads) {
+  if (model.geometry == nullptr) return Error{Errc::invalid_argument, 0, "model is null"};
+  const Result<DeviceInfo> device = current_device();
+  if (!device) return device.error();
+  std::size_t most = 0;
+  for (std::uint32_t layer = 0; layer < model.geometry->layers; ++layer) {
+    const LayerSpec& spec = model.geometry->layer[layer];
+    if (Error error = check_model(model, layer); error.code != Errc::ok) return error;
+    if (query_heads == 0 || query_heads % spec.kv_heads != 0) {
+      return Error{Errc::wrong_layout, 0, "query_heads is not a multiple of a layer's KV heads"};
+    }
+    most = std::max(most, layer_workspace(*device, spec.head_dim));
+  }
+  return most;
+}
+
+Result<void> attend(const AttentionCall& call, const Launch& launch) {
+  if (Error error = check_call(call); error.code != Errc::ok) return error;
+  if (call.batch == 0) return {};
+  const Result<DeviceInfo> device = current_device();
+  if (!device) return device.error();
+  const LayerSpec& spec = call.model.geometry->layer[call.layer];
+  const std::uint32_t d = spec.head_dim, group = call.query_heads / spec.kv_heads;
+  if (launch.workspace == nullptr || launch.workspace_bytes < layer_workspace(*device, d)) {
+    return refuse("workspace is null or smaller than workspace_bytes()");
+  }
+  if (reinterpret_cast<std::uintptr_t>(launch.workspace) % 256 != 0)
+    return refuse("workspace is not aligned to 256 bytes");
+  PageTable pages;
+  if (Error error = make_page_table(call.model, call.pages, call.layer, launch, pages); error.code != Errc::ok) {
+    return error;
+  }
+  const std::uint64_t likely_rows = std::uint64_t{launch.max_query_tokens} * group;
+  const bool wide = likely_rows == 0 || likely_rows > 8 * kNarrowTiles;
+  const AttendKernel kernel = find_kernel(d, {spec.dtype, wide, call.softcap == 0 && call.alibi == nullptr});
+  if (kernel == nullptr) return Error{Errc::wrong_layout, 0, "no kernel for this head_dim in this build"};
+  const Shape shape = choose_shape(*device, pages, spec, call.q_type, wide);
+  if (shape.warps == 0) return Error{Errc::system, 0, "device has too little shared memory for this head_dim"};
+  const std::uint32_t units = device->multiprocessors * shape.warps;
+  AttendParams p = make_params(call, spec, shape);
+  p.pages = pages;
+  p.tails = static_cast<UnitTail*>(launch.workspace);
+  p.partials = reinterpret_cast<float*>(static_cast<std::byte*>(launch.workspace) + tails_bytes(units));
+  const cudaError_t status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
+  if (Error error = as_error(status, "attend, shared memory"); error.code != Errc::ok) return error;
+  if (Error error = launch_early(*device, launch.stream, {device->multiprocessors, 1, 1}, shape.warps * 32,
+                                 shape.shared_bytes, kernel, p);
+      error.code != Errc::ok) {
+    return error;
+  }
+  const std::uint32_t rows = tile_rows(d, wide);
+  const auto at_once = static_cast<std::uint32_t>(likely_rows == 0 ? rows : std::min<std::uint64_t>(rows, likely_rows));
+  const Error error = launch_early(*device, launch.stream, {(units + kCombineUnits - 1) / kCombineUnits, at_once, 1},
+                                   kCombineUnits * 32, 0, d <= 128 ? combine_kernel<1> : combine_kernel<2>, p, units,
+                                   shape.warps, rows, d);
+  if (error.code != Errc::ok) return error;
+  return {};
+}
+
+}  // namespace kvq::cuda

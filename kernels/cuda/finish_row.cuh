@@ -1,0 +1,63 @@
+// From a row's joined state to its output and log-sum-exp.
+//
+// Invariant: the sink joins here, once for each row; an empty row gives zeros and -inf, a NaN sum gives NaN.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/cuda/attend_params.h"
+#include "kernels/cuda/row_state.cuh"
+
+namespace kvq::cuda {
+
+// A partial state: references[rows], sums[rows], outputs[rows][d].
+KVQ_HD constexpr std::uint32_t partial_floats(std::uint32_t rows, std::uint32_t d) { return rows * (d + 2); }
+
+struct OutputRow {
+  std::int64_t at;   // of channel 0, in elements
+  std::int64_t lse;  // index of the row in `lse`
+  std::uint32_t head;
+
+  __device__ OutputRow(const AttendParams& p, std::int32_t first_query, std::uint32_t kv_head, std::uint32_t row) {
+    const std::uint32_t token = row / p.group;
+    const std::int64_t query = std::int64_t{first_query} + token;
+    head = kv_head * p.group + (row - token * p.group);
+    at = query * p.out_token_stride + std::int64_t{head} * p.out_head_stride;
+    lse = query * (p.kv_heads * p.group) + head;
+  }
+
+  // The factor for every element of the row; one lane writes the log-sum-exp.
+  __device__ float finish(const AttendParams& p, float reference, float sum, bool writes) const {
+    float keep = 1;
+    const float sink = p.sinks != nullptr ? __ldg(p.sinks + head) * 1.44269504f : kNothing;
+    if (sink > kNothing) {
+      const float top = fmaxf(reference, sink);
+      keep = exp2f(reference - top);
+      sum = sum * keep + exp2f(sink - top);
+      reference = top;
+    }
+    const bool empty = sum == 0;
+    if (writes && p.lse != nullptr) p.lse[lse] = empty ? kNothing : (reference + log2f(sum)) * 0.693147181f;
+    return empty ? 0 : keep / sum;
+  }
+
+  __device__ void write(const AttendParams& p, std::uint32_t channel, float x) const {
+    if (p.out_type == Real::fp32) {
+      static_cast<float*>(p.out)[at + channel] = x;
+    } else if (p.out_type == Real::fp16) {
+      static_cast<__half*>(p.out)[at + channel] = __float2half_rn(x);
+    } else {
+      static_cast<__nv_bfloat16*>(p.out)[at + channel] = __float2bfloat16_rn(x);
+    }
+  }
+
+  __device__ void write4(const AttendParams& p, std::uint32_t channel, const float4& x, float keep) const {
+    write(p, channel, x.x * keep);
+    write(p, channel + 1, x.y * keep);
+    write(p, channel + 2, x.z * keep);
+    write(p, channel + 3, x.w * keep);
+  }
+};
+
+}  // namespace kvq::cuda

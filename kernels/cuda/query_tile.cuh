@@ -1,0 +1,133 @@
+// The queries of a tile in shared memory, as B fragments of up to three 16-bit planes.
+//
+// Invariant: a row is divided by a power of two that brings its largest element into [2, 4), so that q * scale of any
+// page stays within fp16 (a 4-bit scale is at most 8,734), and its `factor` multiplies it back in fp32. A row that is
+// not finite has a NaN factor.
+//   plane 0: fp16.   Then, in the type of dense pages: what multiplies their rows, and if that is not exact, the
+//   remainder. For fp16 pages plane 0 serves as the former. Word (k tile, b, lane) of row tile n: [n][k tile /
+//   2][lane][k tile & 1][b].
+#pragma once
+
+#include "kernels/cuda/attend_params.h"
+#include "kernels/cuda/mma.cuh"
+
+namespace kvq::cuda {
+
+template <std::uint32_t kD, Dtype kType>
+struct QueryTile {
+  static constexpr std::uint32_t kSteps = kD / 16, kPairs = (kSteps + 1) / 2, kTileBytes = kPairs * 512;
+
+  std::uint32_t base;         // shared address of this warp's planes
+  std::uint32_t plane_bytes;  // of all row tiles
+  std::uint32_t dense_at;     // from `base` to the plane for dense pages
+  bool has_low;               // whether a remainder follows it
+
+  __device__ QueryTile(std::uint32_t base, std::uint32_t tiles, std::uint32_t planes)
+      : base(base),
+        plane_bytes(tiles * kTileBytes),
+        dense_at(kType == Dtype::fp16 ? 0 : tiles * kTileBytes),
+        has_low(planes == (kType == Dtype::fp16 ? 2u : 3u)) {}
+
+  // Fragments of k tiles 2 pair and 2 pair + 1: x, y and z, w. `plane` is 0, dense_at, or dense_at + plane_bytes.
+  __device__ uint4 pair(std::uint32_t plane, std::uint32_t tile, std::uint32_t pair, std::uint32_t lane) const {
+    return load_shared4(base + plane + tile * kTileBytes + pair * 512 + lane * 16);
+  }
+
+  // One element of plane 0, for the channels that int4_kN keeps.
+  __device__ float element(std::uint32_t row, std::uint32_t channel) const {
+    const std::uint32_t step = channel / 16, b = channel % 16 / 8, lane = 4 * (row % 8) + channel % 8 / 2;
+    const std::uint32_t word = base + row / 8 * kTileBytes + step / 2 * 512 + lane * 16 + (step % 2) * 8 + b * 4;
+    return half_bits_to_float(load_shared_half(word + channel % 2 * 2));
+  }
+};
+
+__device__ inline float read_real(const void* base, Real type, std::int64_t at) {
+  if (type == Real::fp32) return __ldg(static_cast<const float*>(base) + at);
+  const std::uint16_t bits = __ldg(static_cast<const std::uint16_t*>(base) + at);
+  return type == Real::fp16 ? element_value<Dtype::fp16>(bits) : element_value<Dtype::bf16>(bits);
+}
+
+// Channels 16 k + 2 t + {0, 1, 8, 9} of a row; at once where the row is aligned to pairs.
+template <std::uint32_t kSteps>
+__device__ inline void read_row(const AttendParams& p, std::int64_t row, std::uint32_t t, float (&x)[kSteps][4]) {
+  if (p.q_type != Real::fp32 && (reinterpret_cast<std::uint64_t>(p.q) + 2 * row) % 4 == 0) {
+    const auto* words = reinterpret_cast<const std::uint32_t*>(static_cast<const std::uint16_t*>(p.q) + row) + t;
+#pragma unroll
+    for (std::uint32_t k = 0; k < kSteps; ++k) {
+#pragma unroll
+      for (std::uint32_t b = 0; b < 2; ++b) {
+        const std::uint32_t word = __ldg(words + 8 * k + 4 * b);
+        const float2 v = p.q_type == Real::fp16 ? unpack_pair<Dtype::fp16>(word) : unpack_pair<Dtype::bf16>(word);
+        x[k][2 * b] = v.x;
+        x[k][2 * b + 1] = v.y;
+      }
+    }
+    return;
+  }
+#pragma unroll
+  for (std::uint32_t k = 0; k < kSteps; ++k) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      x[k][i] = read_real(p.q, p.q_type, row + 16 * k + 2 * t + (i & 1) + 8 * (i >> 1));
+    }
+  }
+}
+
+// Exact remainder of a rounding to `kType`, rounded in its turn.
+template <Dtype kType>
+__device__ inline std::uint32_t pack_rest(float low, float high, std::uint32_t rounded) {
+  const float2 near = unpack_pair<kType>(rounded);
+  return pack_pair<kType>(low - near.x, high - near.y);
+}
+
+// Writes one row tile's fragments and returns the factor of row g (in all lanes of the row).
+template <std::uint32_t kD, Dtype kType>
+__device__ inline float fill_rows(const AttendParams& p, const QueryTile<kD, kType>& q, std::uint32_t tile, bool valid,
+                                  std::int64_t row, std::uint32_t lane) {
+  constexpr std::uint32_t kSteps = kD / 16, kPairs = QueryTile<kD, kType>::kPairs;
+  float x[kSteps][4] = {};
+  if (valid) read_row<kSteps>(p, row, lane % 4, x);
+  float largest = 0, wrong = 0;
+#pragma unroll
+  for (std::uint32_t k = 0; k < kSteps; ++k) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      largest = fmaxf(largest, fabsf(x[k][i]));
+      wrong += x[k][i] - x[k][i];  // zero, or NaN where x is not finite
+    }
+  }
+  for (int step = 1; step < 4; step <<= 1) {
+    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
+    wrong += __shfl_xor_sync(kAllLanes, wrong, step);
+  }
+  const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 128;
+  const int by = largest == 0 ? 0 : max(-100, min(100, exponent));
+  const float down = __uint_as_float(static_cast<std::uint32_t>(127 - by) << 23);
+#pragma unroll
+  for (std::uint32_t pair = 0; pair < kPairs; ++pair) {
+    std::uint32_t plane[4];
+    float low[4], high[4];
+    const std::uint32_t at = q.base + tile * QueryTile<kD, kType>::kTileBytes + pair * 512 + lane * 16;
+#pragma unroll
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      const std::uint32_t k = 2 * pair + i / 2;
+      low[i] = k < kSteps ? x[k % kSteps][i % 2 * 2] * down : 0;
+      high[i] = k < kSteps ? x[k % kSteps][i % 2 * 2 + 1] * down : 0;
+      plane[i] = pack_pair<Dtype::fp16>(low[i], high[i]);
+    }
+    store_shared4(at, {plane[0], plane[1], plane[2], plane[3]});
+    if (kType == Dtype::bf16) {
+#pragma unroll
+      for (std::uint32_t i = 0; i < 4; ++i) plane[i] = pack_pair<kType>(low[i], high[i]);
+      store_shared4(at + q.plane_bytes, {plane[0], plane[1], plane[2], plane[3]});
+    }
+    if (q.has_low) {
+#pragma unroll
+      for (std::uint32_t i = 0; i < 4; ++i) plane[i] = pack_rest<kType>(low[i], high[i], plane[i]);
+      store_shared4(at + q.dense_at + q.plane_bytes, {plane[0], plane[1], plane[2], plane[3]});
+    }
+  }
+  return __uint_as_float(static_cast<std::uint32_t>(127 + by) << 23) + wrong;
+}
+
+}  // namespace kvq::cuda
