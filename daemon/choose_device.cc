@@ -1,0 +1,105 @@
+// A worker for each GPU. Its pidfd is kept like the rest of its device.
+#include "daemon/choose_device.h"
+
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <array>
+#include <filesystem>
+
+#include "daemon/device/worker_device.h"
+#include "daemon/device/worker_process.h"
+#include "daemon/gpu_list.h"
+
+#ifndef KVQ_WORKER_DIRECTORY
+#error "KVQ_WORKER_DIRECTORY is where the build installs kvqd-gpu"
+#endif
+
+namespace kvq {
+namespace {
+
+constexpr char kWorkerName[] = "kvq-worker";  // its pidfd, at the keeper
+constexpr int kEndMs = 30'000;                // longest that an earlier worker may take to end
+constexpr int kListMs = 60'000;               // longest that the worker program may look for GPUs: it wakes each up
+
+std::string worker_program(const Config& config) {
+  if (!config.gpu_worker.empty()) return config.gpu_worker;
+  std::error_code unknown;
+  const auto here = std::filesystem::read_symlink("/proc/self/exe", unknown).parent_path() / "kvqd-gpu";
+  if (std::filesystem::exists(here, unknown)) return here.string();
+  return std::string(KVQ_WORKER_DIRECTORY) + "/kvqd-gpu";
+}
+
+// An arena that was left is taken as it is, also when it is smaller than asked for: then the GPU had no room for more.
+std::uint64_t kept_bytes(const Config& config, const std::optional<KeptArena>& kept) {
+  if (!kept || kept->slab_bytes != config.gpu_slab_bytes) return 0;
+  const bool fits = config.arena_percent != 0 || kept->arena_bytes <= config.arena_bytes;
+  return fits ? kept->arena_bytes : 0;
+}
+
+}  // namespace
+
+void end_earlier_workers(Kept& kept, ServiceKeeper& keeper) {
+  for (auto it = kept.begin(); it != kept.end();) {
+    const std::string& name = it->first;
+    if (name.substr(prefix_of(name).size()) != std::string(kWorkerName).substr(kept_prefix("").size())) {
+      ++it;
+      continue;
+    }
+    if (!end_process(it->second.get(), kEndMs)) {
+      throw StartupError(ExitCode::environment,
+                         "the GPU worker of an earlier kvqd does not end, and may write to what would be adopted; its "
+                         "driver hangs: reset the GPU or restart the machine");
+    }
+    keeper.forget(name);
+    it = kept.erase(it);
+  }
+}
+
+bool may_fall_back(const Config& config) { return config.device == DeviceKind::automatic && config.arena_percent == 0; }
+
+DeviceChoice choose_devices(const Config& config, const Kept& kept) {
+  const DeviceChoice host{{""}, 0, ""};
+  if (config.device == DeviceKind::host) return host;
+  if (!config.device_uuids.empty()) return {config.device_uuids, 0, ""};
+  const auto left = kept_arena(kept);
+  if (config.device == DeviceKind::automatic && left && left->device == "host") return host;  // goes on where it was
+  GpuList gpus = list_gpus(worker_program(config), kListMs);
+  if (!gpus.uuids.empty()) return {std::move(gpus.uuids), gpus.most_bytes, ""};
+  if (may_fall_back(config)) return {{""}, 0, gpus.why_not};
+  const std::string asked = config.device == DeviceKind::automatic ? "auto" : "cuda";
+  throw DeviceRefused("device = " + asked + ": " + gpus.why_not, /*no_device=*/true);
+}
+
+std::unique_ptr<Device> make_device(const DeviceParts& parts, const std::string& uuid, PartKeeper& keeper,
+                                    const std::optional<KeptArena>& kept) {
+  const Config& config = parts.config;
+  if (uuid.empty()) return make_host_device(config.arena_bytes, config.slab_bytes, parts.run);
+  MadeWorkerDevice made = make_worker_device({.command = {worker_program(config), "--uuid", uuid},
+                                              .uuid = uuid,
+                                              .slab_bytes = config.gpu_slab_bytes,
+                                              .arena_bytes = config.arena_bytes,
+                                              .arena_share = config.arena_percent / 100.0,
+                                              .kept_arena_bytes = kept_bytes(config, kept),
+                                              .least_slabs = config.reserve_slabs + 1,
+                                              .deadline_ms = config.worker_deadline_ms,
+                                              .keep_worker = [&keeper](int pidfd) { keeper.keep(kWorkerName, pidfd); },
+                                              .log = parts.log});
+  if (made.device == nullptr) throw DeviceRefused("device = " + uuid + ": " + made.why_not, made.no_device);
+  if (!made.warning.empty()) parts.log("event=warning text=\"" + made.warning + "\"");
+  parts.log("event=device device=" + made.device->name() + " uuid=" + made.device->health().uuid + " gpu=\"" +
+            made.gpu + "\" overhead_bytes=" + std::to_string(made.device->health().overhead_bytes));
+  return std::move(made.device);
+}
+
+EventLoop::Watch watch_device(EventLoop& loop, const Device& device, std::function<void()> wake) {
+  const int fd = device.wake_descriptor();
+  if (fd < 0) return {};
+  return loop.on_readable(fd, [fd, wake = std::move(wake)] {
+    std::array<epoll_event, 8> events;  // an epoll set: looked at, it is quiet until something new happens
+    ::epoll_wait(fd, events.data(), static_cast<int>(events.size()), 0);
+    wake();
+  });
+}
+
+}  // namespace kvq

@@ -1,0 +1,109 @@
+// Every change is told to the worker at once, if there is one; the socket keeps the order.
+#include "daemon/device/slab_book.h"
+
+#include <utility>
+
+namespace kvq {
+
+void SlabBook::start(std::uint64_t slab_bytes, std::uint32_t slabs, bool files) {
+  slab_bytes_ = slab_bytes;
+  files_ = files;
+  slabs_.resize(slabs);
+}
+
+std::uint32_t SlabBook::missing() const {
+  std::uint32_t free = 0;
+  for (const auto& slab : slabs_) free += slab ? 0 : 1;
+  return free > spares() ? free - spares() : 0;
+}
+
+void SlabBook::add_spare(std::uint64_t serial, Descriptor file) {
+  if (file.get() >= 0 && serial != 0) spares_.push_back({serial, std::move(file)});
+}
+
+Result<Descriptor> SlabBook::reader_of(const Descriptor& file) const {
+  if (!files_) return Descriptor();
+  return reopen_read_only(file);
+}
+
+Result<void> SlabBook::create(WorkerLink& link, SlabId slab) {
+  KVQ_ASSERT(raw(slab) < slabs_.size() && !slabs_[raw(slab)]);
+  if (spares_.empty()) return Error{Errc::no_memory, 0, "the GPU worker has no spare slab now"};
+  Spare& spare = spares_.front();
+  Result<Descriptor> reader = reader_of(spare.file);
+  if (!reader) return reader.error();
+  slabs_[raw(slab)] = Slab{std::move(spare.file), std::move(*reader), spare.serial, true, ""};
+  link.socket().send({.kind = gpu::MessageKind::place, .index = raw(slab), .serial = spare.serial});
+  spares_.pop_front();
+  return {};
+}
+
+Result<void> SlabBook::adopt(WorkerLink& link, SlabId slab, Descriptor& file, std::uint64_t serial) {
+  KVQ_ASSERT(raw(slab) < slabs_.size() && !slabs_[raw(slab)]);
+  if (file.get() < 0 || serial == 0) return Error{Errc::invalid_argument, 0, "no such descriptor"};
+  if (files_) {
+    if (const Result<void> good = check_memory_file(file, slab_bytes_); !good) return good.error();
+  }
+  Result<Descriptor> reader = reader_of(file);
+  if (!reader) return reader.error();
+  slabs_[raw(slab)] = Slab{std::move(file), std::move(*reader), serial, false, ""};
+  send_adopt(link, slab);
+  return {};
+}
+
+void SlabBook::send_adopt(WorkerLink& link, SlabId slab) {
+  Slab& s = *slabs_[raw(slab)];
+  s.in_place = false;
+  s.problem.clear();
+  link.socket().send({.kind = gpu::MessageKind::adopt, .index = raw(slab), .serial = s.serial, .bytes = slab_bytes_},
+                     s.file.get());
+}
+
+void SlabBook::destroy(WorkerLink* link, SlabId slab) {
+  KVQ_ASSERT(raw(slab) < slabs_.size() && slabs_[raw(slab)]);
+  slabs_[raw(slab)].reset();
+  if (link == nullptr) return;
+  link->socket().send({.kind = gpu::MessageKind::release, .index = raw(slab), .count = missing() > 0 ? 1u : 0u});
+}
+
+const SlabBook::Slab& SlabBook::slab(SlabId slab) const {
+  KVQ_ASSERT(raw(slab) < slabs_.size() && slabs_[raw(slab)]);
+  return *slabs_[raw(slab)];
+}
+
+void SlabBook::adopted(SlabId slab) {
+  if (raw(slab) < slabs_.size() && slabs_[raw(slab)]) slabs_[raw(slab)]->in_place = true;
+}
+
+void SlabBook::refused(SlabId slab, std::string why) {
+  if (raw(slab) >= slabs_.size() || !slabs_[raw(slab)]) return;
+  slabs_[raw(slab)]->in_place = false;
+  slabs_[raw(slab)]->problem = std::move(why);
+}
+
+void SlabBook::restart(WorkerLink& link) {
+  for (std::uint32_t i = 0; i < slabs_.size(); ++i) {
+    if (slabs_[i]) send_adopt(link, SlabId{i});
+  }
+}
+
+void SlabBook::drop_spare(WorkerLink& link) {
+  KVQ_ASSERT(!spares_.empty() && !slabs_.empty() && !slabs_.back());
+  const std::uint32_t place = size() - 1;
+  link.socket().send({.kind = gpu::MessageKind::place, .index = place, .serial = spares_.back().serial});
+  link.socket().send({.kind = gpu::MessageKind::release, .index = place});
+  spares_.pop_back();
+}
+
+std::string SlabBook::problem() const {
+  std::uint32_t refused = 0;
+  std::string first;
+  for (std::uint32_t i = 0; i < slabs_.size(); ++i) {
+    if (!slabs_[i] || slabs_[i]->problem.empty()) continue;
+    if (refused++ == 0) first = "slab " + std::to_string(i) + ": " + slabs_[i]->problem;
+  }
+  if (refused == 0) return "";
+  return std::to_string(refused) + " slabs are out of the GPU worker's reach, " + first;
+}
+
+}  // namespace kvq

@@ -1,0 +1,163 @@
+// Helpers of the GPU tests. Device 0 of the visible ones is the one that is tested.
+#include "tests/gpu/gpu_test.h"
+
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/gpu/one_backend.h"
+
+namespace kvq::test {
+
+void die(const Error& error, const char* file, int line) {
+  std::fprintf(stderr, "%s:%d: error %d (driver %d): %s: %s\n", file, line, static_cast<int>(error.code), error.native,
+               error.context, cuda::driver_text(error.native));
+  std::exit(77);
+}
+
+std::unique_ptr<gpu::Backend> open_backend() {
+  std::string why_not;
+  auto backend = gpu::open_cuda("", why_not);
+  if (!backend) {
+    std::fprintf(stderr, "no backend: %s\n", why_not.c_str());
+    std::exit(77);
+  }
+  return std::move(*backend);
+}
+
+Imported::Imported(int fd, std::uint64_t bytes, cuda::Access access) {
+  KVQ_ASSERT(cudaFree(nullptr) == cudaSuccess);  // the context
+  const auto memory = KVQ_MUST(cuda::Physical::import(fd));
+  range = std::move(*KVQ_MUST(cuda::AddressRange::reserve(0, bytes)));
+  mapping = std::move(*KVQ_MUST(range.map(0, bytes, *memory, access)));
+}
+
+void upload(std::uint64_t to, const std::vector<std::byte>& bytes) {
+  ASSERT_EQ(cudaMemcpy(reinterpret_cast<void*>(to), bytes.data(), bytes.size(), cudaMemcpyHostToDevice), cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // a small copy may still be on its way, and the mapping may go next
+}
+
+std::vector<std::byte> download(std::uint64_t from, std::uint64_t bytes) {
+  std::vector<std::byte> out(bytes);
+  EXPECT_EQ(cudaMemcpy(out.data(), reinterpret_cast<const void*>(from), bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+  return out;
+}
+
+std::uint64_t free_bytes() {
+  std::size_t free = 0, total = 0;
+  EXPECT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+  return free;
+}
+
+Channel::Channel() {
+  int ends[2];
+  KVQ_ASSERT(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);  // not closed by exec: the role inherits its end
+  near_ = ends[0];
+  far_ = ends[1];
+}
+
+Channel::Channel(const std::string& end) : near_(std::stoi(end)) {}
+
+Channel::~Channel() {
+  ::close(near_);
+  if (far_ >= 0) ::close(far_);
+}
+
+void Channel::send(int fd, std::uint64_t value) const {
+  iovec data{&value, sizeof value};
+  alignas(cmsghdr) char room[CMSG_SPACE(sizeof fd)] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = room;
+  message.msg_controllen = sizeof room;
+  cmsghdr* c = CMSG_FIRSTHDR(&message);
+  c->cmsg_level = SOL_SOCKET;
+  c->cmsg_type = SCM_RIGHTS;
+  c->cmsg_len = CMSG_LEN(sizeof fd);
+  std::memcpy(CMSG_DATA(c), &fd, sizeof fd);
+  KVQ_ASSERT(::sendmsg(near_, &message, MSG_NOSIGNAL) == sizeof value);
+}
+
+Descriptor Channel::receive(std::uint64_t* value) const {
+  pollfd wanted{near_, POLLIN, 0};
+  KVQ_ASSERT(::poll(&wanted, 1, 30'000) == 1);
+  std::uint64_t number = 0;
+  iovec data{&number, sizeof number};
+  alignas(cmsghdr) char room[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = room;
+  message.msg_controllen = sizeof room;
+  KVQ_ASSERT(::recvmsg(near_, &message, MSG_CMSG_CLOEXEC) == sizeof number);
+  if (value != nullptr) *value = number;
+  const cmsghdr* c = CMSG_FIRSTHDR(&message);
+  KVQ_ASSERT(c != nullptr);
+  int fd = -1;
+  std::memcpy(&fd, CMSG_DATA(c), sizeof fd);
+  return Descriptor(fd);
+}
+
+double now_ms() {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+namespace {
+nlohmann::json& rows() {
+  static nlohmann::json all = nlohmann::json::array();
+  return all;
+}
+}  // namespace
+
+void report(const std::string& name, const std::string& shape, double value, const std::string& unit) {
+  nlohmann::json row = {{"name", name}, {"shape", shape}, {"value", value}, {"unit", unit}};
+  if (unit == "us") row["median_us"] = value;
+  std::printf("row %s\n", row.dump().c_str());
+  rows().push_back(std::move(row));
+}
+
+void write_results() {
+  const char* path = std::getenv("KVQ_RESULTS");
+  const char* commit = std::getenv("KVQ_COMMIT");
+  const auto gpus = cuda::visible_gpus();
+  if (path == nullptr || rows().empty() || !gpus) return;
+  const int version = (*cuda::driver())->version;
+  const std::time_t today = std::time(nullptr);
+  char date[16];
+  std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&today));
+  std::ofstream(path) << nlohmann::json{{"topic", "device"},
+                                        {"device", gpus->front().name},
+                                        {"driver", "CUDA " + std::to_string(version / 1000) + "." +
+                                                       std::to_string(version % 1000 / 10)},
+                                        {"date", date},
+                                        {"commit", commit != nullptr ? commit : ""},
+                                        {"command", "gpu_backend_test"},
+                                        {"ceilings", {{"read_tb_s", 0}, {"copy_tb_s", 0}}},
+                                        {"rows", rows()}}
+                             .dump(1)
+                      << "\n";
+}
+
+}  // namespace kvq::test
+
+namespace {
+// First of all: whoever asks the runtime first would make a context of another kind.
+struct FirstContext : ::testing::Environment {
+  void SetUp() override { kvq::test::backend(); }
+};
+}  // namespace
+
+int main(int argc, char** argv) {
+  ::testing::AddGlobalTestEnvironment(new FirstContext);
+  const int code = kvq::test::main_with_roles(argc, argv);
+  kvq::test::write_results();
+  return code;
+}

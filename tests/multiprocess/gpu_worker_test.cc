@@ -1,0 +1,169 @@
+// kvqd with a GPU worker (one whose memory is memory files) and real clients that decode and check what they read,
+// while the worker is killed and stopped, or kvqd and the worker together.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "tests/e2e/process.h"
+#include "tests/multiprocess/decoder.h"
+#include "tests/support/accounts.h"
+#include "tests/support/held_daemon.h"
+#include "tests/support/raw_session.h"
+
+namespace kvq::test {
+namespace {
+
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+std::string settings(const std::string& more = "") {
+  return "device = \"cuda\"\ngpu_worker = \"" FAKE_GPU_WORKER_PATH
+         "\"\nworker_deadline_ms = 200\narena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\nmax_pages = 1024\n"
+         "reserve_slabs = 1\nquantize_at = 0.1\nevict_at = 0.8\nrefuse_at = 0.95\nrelief = 0.02\n"
+         "residual_window_pages = 1\n[[tenants]]\nname = \"mine\"\nuids = [0]\n" +
+         more;
+}
+
+// The worker of that kvqd; 0 while there is none.
+pid_t worker_of(pid_t daemon) {
+  if (daemon <= 0) return 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    std::ifstream file(entry.path() / "stat");
+    std::string pid, name, state;
+    pid_t parent = 0;
+    if (file >> pid >> name >> state >> parent && parent == daemon &&
+        name.find("fake_gpu_worke") != std::string::npos) {
+      return static_cast<pid_t>(std::stol(pid));
+    }
+  }
+  return 0;
+}
+
+// A zombie has nothing open any more; who reaps it is the machine's affair.
+bool runs(pid_t process) {
+  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  std::string pid, name, state;
+  return file >> pid >> name >> state && state != "Z" && state != "X";
+}
+
+void pause_ms(std::uint32_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
+json status_of(const HeldDaemon& daemon) { return json::parse(RawSession(daemon.socket()).status()); }
+
+bool becomes_well(const HeldDaemon& daemon) {
+  for (const auto end = Clock::now() + std::chrono::seconds(30); Clock::now() < end; pause_ms(20)) {
+    if (status_of(daemon)["device_health"]["state"] == "ok") return true;
+  }
+  return false;
+}
+
+TEST(GpuWorker, ClientsDecodeWhileItDiesAndHangsAgainAndAgain) {
+  HeldDaemon daemon(settings(), {"KVQ_FAKE_GPU=slow_us=200,slow_writes_us=300"});
+  const Books books(daemon, 1, true);
+  DecoderProcess one(daemon.socket(), 1), two(daemon.socket(), 2);
+  for (int death = 0; death < 4; ++death) {
+    one.decode_for(400);
+    const std::uint64_t before = status_of(daemon)["device_health"]["worker_restarts"];
+    const pid_t worker = worker_of(daemon.pid());
+    ASSERT_GT(worker, 0);
+    ::kill(worker, death % 2 == 0 ? SIGKILL : SIGSTOP);
+    const auto end = Clock::now() + std::chrono::seconds(30);
+    while (status_of(daemon)["device_health"]["worker_restarts"] == before) {
+      ASSERT_LT(Clock::now(), end) << daemon.log();
+      pause_ms(10);
+    }
+  }
+  ASSERT_TRUE(becomes_well(daemon));
+  one.report();
+  two.report();
+  one.decode_for(1500);
+  const DecoderReport first = one.report(), second = two.report();
+  std::printf("%s\n%s\n", first.text().c_str(), second.text().c_str());
+  EXPECT_GT(first.turns, 0u) << daemon.log();
+  EXPECT_GT(second.turns, 0u) << daemon.log();
+  EXPECT_GT(status_of(daemon)["transcodes"]["done"], 0u);
+  EXPECT_EQ(one.end(), 0) << daemon.log();
+  EXPECT_EQ(two.end(), 0) << daemon.log();
+  EXPECT_EQ(daemon.lives(), 1u) << "kvqd itself never ended";
+  EXPECT_EQ(books.close(), "") << daemon.log();
+}
+
+TEST(GpuWorker, ItsPagesOutliveKvqdAndItself) {
+  HeldDaemon daemon(settings());
+  const Books books(daemon, 1, true);
+  DecoderProcess decoder(daemon.socket(), 1);
+  for (std::uint32_t life = 1; life < 5; ++life) {
+    decoder.decode_for(500);
+    const pid_t worker = worker_of(daemon.pid());
+    if (life % 2 == 0) ::kill(worker, SIGSTOP);  // it cannot end by itself when its socket does
+    daemon.kill();
+    daemon.await_lives(life + 1);
+    const pid_t next = worker_of(daemon.pid());
+    EXPECT_GT(next, 0);
+    EXPECT_NE(next, worker);
+    EXPECT_FALSE(runs(worker)) << "the earlier worker";
+  }
+  decoder.report();
+  decoder.decode_for(1000);
+  EXPECT_GT(decoder.report().turns, 0u) << daemon.log();
+  EXPECT_EQ(decoder.end(), 0) << daemon.log();
+  EXPECT_EQ(daemon.log().find("adopt_refused"), std::string::npos) << daemon.log();
+  EXPECT_EQ(books.close(), "") << daemon.log();
+}
+
+// The best of several, since other programs run here, too: a kvqd that waits for its worker would be late each time.
+TEST(GpuWorker, KvqctlIsAnsweredWhileItStandsStill) {
+  const testing::Directory directory;
+  HeldDaemon daemon("device = \"cuda\"\ngpu_worker = \"" FAKE_GPU_WORKER_PATH
+                    "\"\nworker_deadline_ms = 20000\narena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\n"
+                    "max_pages = 1024\n");
+  const pid_t worker = worker_of(daemon.pid());
+  ASSERT_GT(worker, 0);
+  ::kill(worker, SIGSTOP);
+  auto best = Clock::duration::max();
+  for (int i = 0; i < 5; ++i) {
+    const auto begin = Clock::now();
+    const testing::Ended ended = testing::run(directory, {KVQCTL_PATH, "--socket", daemon.socket(), "status"});
+    best = std::min(best, Clock::now() - begin);
+    EXPECT_EQ(ended.exit_code, 0) << ended.err;
+    EXPECT_NE(ended.out.find("worker restarts"), std::string::npos) << ended.out;
+  }
+  EXPECT_LT(best, std::chrono::milliseconds(250));
+  ::kill(worker, SIGKILL);
+}
+
+TEST(GpuWorker, KvqdSaysWhatItServesAndWhyNot) {
+  const testing::Directory directory;
+  const auto start = [&](const std::string& device, const std::string& program, const std::string& faults) {
+    return testing::run(directory,
+                        {KVQD_PATH, "--socket", directory.file("s"), "--device", device, "--gpu-worker", program,
+                         "--arena-bytes", "4MiB", "--slab-bytes", "1MiB", "--max-pages", "64"},
+                        {"KVQ_FAKE_GPU=" + faults});
+  };
+  testing::Ended ended = start("cuda", "/nowhere/kvqd-gpu", "");
+  EXPECT_EQ(ended.exit_code, 4) << ended.err;
+  EXPECT_NE(ended.err.find("device = cuda: /nowhere/kvqd-gpu cannot be started: No such file or directory; install "
+                           "kvqd-gpu, or set gpu_worker to its path"),
+            std::string::npos)
+      << ended.err;
+  ended = start("GPU-12", FAKE_GPU_WORKER_PATH, "");
+  EXPECT_NE(ended.err.find("GPU GPU-12 is not here, the worker found GPU-0000"), std::string::npos) << ended.err;
+  ended = start("cuda", FAKE_GPU_WORKER_PATH, "slabs=1");
+  EXPECT_NE(ended.err.find("1 of 4 slabs"), std::string::npos) << ended.err;
+  const testing::Daemon fallback(directory, {"--device", "auto", "--gpu-worker", FAKE_GPU_WORKER_PATH},
+                                 {"KVQ_FAKE_GPU=no_gpu=no driver here"});
+  EXPECT_NE(fallback.process->err().find("event=device device=host why=\"" FAKE_GPU_WORKER_PATH
+                                         " finds no GPU to work with: no driver here\""),
+            std::string::npos)
+      << fallback.process->err();
+}
+
+}  // namespace
+}  // namespace kvq::test

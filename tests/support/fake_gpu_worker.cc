@@ -1,0 +1,45 @@
+// The worker program without a GPU: what kvqd talks to in tests. Its faults come from KVQ_FAKE_GPU (memory_backend.h).
+// KVQ_FAKE_GPUS names a file with a line "UUID [faults of this one]" for each GPU that it is to show; without, there is
+// one.
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string_view>
+
+#include "tests/support/memory_backend.h"
+
+namespace {
+
+std::string from_environment(const char* name) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? "" : text;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool lists = argc == 2 && std::string_view(argv[1]) == "--list";
+  const std::string uuid = argc == 3 && std::string_view(argv[1]) == "--uuid" ? argv[2] : "";
+  std::string text = from_environment("KVQ_FAKE_GPU");
+  const std::string shown = from_environment("KVQ_FAKE_GPUS");
+  bool found = shown.empty();
+  std::ifstream file(shown);
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string name, more;
+    words >> name >> more;
+    if (lists) std::printf("%s memory_files %llu %llu\n", name.c_str(), 1ull << 30, 1ull << 29);
+    if (name != uuid) continue;
+    found = true;
+    if (!more.empty()) text += (text.empty() ? "" : ",") + more;
+  }
+  kvq::testing::GpuFaults faults = kvq::testing::parse_faults(text);
+  if (lists && shown.empty() && faults.no_gpu.empty()) std::printf("%s memory_files 0 0\n", faults.uuid.c_str());
+  if (lists && !faults.no_gpu.empty()) std::fprintf(stderr, "kvqd-gpu: %s\n", faults.no_gpu.c_str());
+  if (lists) return 0;
+  if (!shown.empty()) faults.uuid = uuid;
+  if (!found) return kvq::gpu::refuse_worker("no GPU with UUID " + uuid + " is visible");
+  if (!faults.no_gpu.empty()) return kvq::gpu::refuse_worker(faults.no_gpu);
+  return kvq::gpu::run_worker(kvq::testing::make_memory_backend(faults));
+}
