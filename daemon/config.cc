@@ -50,10 +50,15 @@ Setting command_line_setting(const SettingRule& rule, const std::string& text) {
 }
 
 void check_slabs(const Config& config, const Origins& origins) {
-  const auto slab = config.slab_bytes;
+  const auto slab = config.device == DeviceKind::cuda ? config.gpu_slab_bytes : config.slab_bytes;
   const auto shown = std::to_string(slab);
   if (slab % kMachinePageBytes != 0) fail_at(origins, "slab_bytes", shown, "must be a multiple of 4096 bytes");
   if ((slab & (slab - 1)) != 0) fail_at(origins, "slab_bytes", shown, "must be a power of two, such as \"64MiB\"");
+  if (config.arena_percent != 0) {
+    if (config.device != DeviceKind::host) return;  // what that is, the GPU tells
+    fail_at(origins, "arena_bytes", std::to_string(config.arena_percent) + "%",
+            "a share is of a GPU's memory; give a size, such as \"4GiB\", or set device");
+  }
   const auto arena = std::to_string(config.arena_bytes);
   if (config.arena_bytes % slab != 0) {
     fail_at(origins, "arena_bytes", arena, "must be a multiple of slab_bytes (" + shown + ")");
@@ -84,7 +89,7 @@ void check_watermarks(const WatermarkConfig& marks, const Origins& origins) {
 }
 
 void check_quota(const Config& config, const Origins& origins, const std::string& key, std::uint64_t quota) {
-  if (quota <= config.arena_bytes) return;
+  if (quota <= config.arena_bytes || config.arena_percent != 0) return;
   fail_at(origins, key, std::to_string(quota),
           "is above arena_bytes (" + std::to_string(config.arena_bytes) + "); lower it or raise arena_bytes");
 }
@@ -115,6 +120,7 @@ void check_tenants(const Config& config, const Origins& origins) {
 // Defaults that depend on other settings.
 void complete(Config& config, const Origins& origins) {
   if (!origins.contains("allow_unlisted")) config.allow_unlisted = config.tenants.empty();
+  if (config.arena_percent != 0) return;  // a quota of 0 is the whole arena, whatever that will be
   if (config.unlisted_quota_bytes == 0) config.unlisted_quota_bytes = config.arena_bytes;
   for (auto& tenant : config.tenants) {
     if (tenant.quota_bytes == 0) tenant.quota_bytes = config.arena_bytes;
@@ -154,6 +160,13 @@ Config assemble(const Arguments& arguments) {
   return config;
 }
 
+std::string arena_text(const Config& config) {
+  const auto slab = config.device == DeviceKind::cuda ? config.gpu_slab_bytes : config.slab_bytes;
+  const auto slabs = config.arena_percent != 0 ? std::to_string(config.arena_percent) + " % of the GPU in"
+                                               : std::to_string(config.arena_bytes / slab);
+  return slabs + " slabs of " + std::to_string(slab) + " bytes";
+}
+
 }  // namespace
 
 CommandLine parse_command_line(int argc, const char* const* argv) {
@@ -176,9 +189,9 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     }
     auto config = assemble(arguments);
     if (!arguments.check_only) return {std::move(config), ExitCode::ok, ""};
-    return {std::nullopt, ExitCode::ok,
-            "kvqd: configuration ok: " + std::to_string(config.arena_bytes / config.slab_bytes) + " slabs of " +
-                std::to_string(config.slab_bytes) + " bytes, " + std::to_string(config.tenants.size()) + " tenants"};
+    return {
+        std::nullopt, ExitCode::ok,
+        "kvqd: configuration ok: " + arena_text(config) + ", " + std::to_string(config.tenants.size()) + " tenants"};
   } catch (const CLI::CallForHelp&) {
     return {std::nullopt, ExitCode::ok, app.help()};
   } catch (const CLI::ParseError& error) {

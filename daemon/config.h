@@ -34,16 +34,22 @@ struct TenantConfig {
   std::string salt;                    // bytes mixed into its prefix keys; empty: a random one at start-up
 };
 
-enum class DeviceKind : std::uint8_t { host };
+// automatic: a GPU if there is one to work with, else the host.
+enum class DeviceKind : std::uint8_t { automatic, host, cuda };
 
 struct Config {
   std::string socket = "/run/kvq/kvqd.sock";
   std::string socket_group;  // group that may connect; empty: only the daemon's user and root
   DeviceKind device = DeviceKind::host;
-  std::uint64_t arena_bytes = 4ull << 30;  // all pages of all tenants
-  std::uint64_t slab_bytes = 64ull << 20;  // unit of mapping and of giving memory to a tenant
-  std::uint32_t max_pages = 1u << 20;      // page ids per tenant: the size of its directory
-  std::uint32_t max_sessions = 64;         // connected processes
+  std::vector<std::string> device_uuids;      // of the GPUs to serve; empty: all that the worker sees
+  std::string gpu_worker;                     // program; empty: kvqd-gpu beside kvqd, else where the build installs it
+  std::uint32_t worker_deadline_ms = 10'000;  // a GPU worker that stands still for longer is killed and started anew
+  std::uint64_t arena_bytes = 4ull << 30;     // all pages of all tenants on one device
+  std::uint32_t arena_percent = 0;            // on a GPU, in place of arena_bytes: of its memory; 0: arena_bytes holds
+  std::uint64_t slab_bytes = 64ull << 20;     // unit of mapping and of giving memory to a tenant
+  std::uint64_t gpu_slab_bytes = 256ull << 20;  // the same on a GPU: slab_bytes, when that is given
+  std::uint32_t max_pages = 1u << 20;           // page ids per tenant: the size of its directory
+  std::uint32_t max_sessions = 64;              // connected processes
   WatermarkConfig watermarks;
   std::uint32_t reserve_slabs = 1;          // only transcodes may take these: making room takes room
   std::uint32_t residual_window_pages = 4;  // newest pages of a running sequence that stay dense

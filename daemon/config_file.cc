@@ -23,12 +23,23 @@ std::string shown_value(const toml::node& node) {
   return shown.str();
 }
 
+// A list of texts as the command line gives it. What is no text shows as it is and is refused by its reader.
+std::string joined(const toml::array& list) {
+  std::string out;
+  for (const auto& item : list) {
+    const auto* text = item.as_string();
+    out += (out.empty() ? "" : ",") + (text != nullptr ? text->get() : std::string("?"));
+  }
+  return out;
+}
+
 Setting to_setting(const std::string& path, std::string_view key, const toml::node& node) {
   Setting setting{path + ":" + std::to_string(node.source().begin.line), std::string(key), shown_value(node), {}};
   if (const auto* text = node.as_string()) setting.value = text->get();
   if (const auto* whole = node.as_integer()) setting.value = whole->get();
   if (const auto* real = node.as_floating_point()) setting.value = real->get();
   if (const auto* flag = node.as_boolean()) setting.value = flag->get();
+  if (const auto* list = node.as_array(); list != nullptr && key == "device") setting.value = joined(*list);
   return setting;
 }
 

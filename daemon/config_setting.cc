@@ -5,6 +5,7 @@
 #include <array>
 #include <charconv>
 #include <numeric>
+#include <sstream>
 #include <vector>
 
 namespace kvq {
@@ -13,6 +14,7 @@ namespace {
 constexpr std::uint64_t kMaxArenaBytes = 1ull << 48;  // 40 bits of offset in units of 256 bytes
 constexpr std::uint64_t kMaxSlabBytes = 1ull << 40;
 constexpr std::uint64_t kMostMs = 86'400'000;  // a day
+constexpr std::size_t kMostDevices = 64;       // each has a range of session numbers of its own
 
 constexpr std::array<std::string_view, 6> kLogLevels = {"trace", "debug", "info", "warn", "error", "off"};
 constexpr std::array<std::string_view, kFormatCount> kFormatNames = {"none",    "dense",   "int4",
@@ -50,11 +52,41 @@ void set_socket(Config& config, const Setting& setting) {
 
 void set_device(Config& config, const Setting& setting) {
   const auto name = setting.text();
-  if (name == "cuda") {
-    setting.fail("this kvqd was built without CUDA; set device = \"host\" or install a build with CUDA");
+  config.device_uuids.clear();
+  config.device = name == "auto" ? DeviceKind::automatic : name == "host" ? DeviceKind::host : DeviceKind::cuda;
+  if (name == "auto" || name == "host" || name == "cuda") return;
+  std::istringstream list(name);
+  for (std::string uuid; std::getline(list, uuid, ',');) {
+    if (!uuid.starts_with("GPU-") && !uuid.starts_with("MIG-")) {
+      setting.fail("must be auto, host, cuda, or the UUIDs of GPUs such as GPU-4d5f... (nvidia-smi -L lists them)");
+    }
+    if (std::find(config.device_uuids.begin(), config.device_uuids.end(), uuid) != config.device_uuids.end()) {
+      setting.fail("names " + uuid + " twice");
+    }
+    config.device_uuids.push_back(uuid);
   }
-  if (name != "host") setting.fail("unknown device; this build knows \"host\"");
-  config.device = DeviceKind::host;
+  if (config.device_uuids.empty() || config.device_uuids.size() > kMostDevices) {
+    setting.fail("must name 1 to " + std::to_string(kMostDevices) + " GPUs");
+  }
+}
+
+// "80%": of the GPU's memory.
+void set_arena(Config& config, const Setting& setting) {
+  config.arena_percent = 0;
+  const auto* text = std::get_if<std::string>(&setting.value);
+  if (text == nullptr || !text->ends_with('%')) {
+    config.arena_bytes = setting.size(4096, kMaxArenaBytes);
+    return;
+  }
+  const char* end = text->data() + text->size() - 1;
+  const auto [at, error] = std::from_chars(text->data(), end, config.arena_percent);
+  if (error != std::errc() || at != end || config.arena_percent < 1 || config.arena_percent > 100) {
+    setting.fail("must be a size such as \"4GiB\", or on a GPU a share of its memory from \"1%\" to \"100%\"");
+  }
+}
+
+void set_slab(Config& config, const Setting& setting) {
+  config.slab_bytes = config.gpu_slab_bytes = setting.size(1, kMaxSlabBytes);
 }
 
 void set_log_level(Config& config, const Setting& setting) {
@@ -68,11 +100,14 @@ void set_cold_format(Config& config, const Setting& setting) {
 constexpr SettingRule kRules[] = {
     {"socket", ValueKind::text, "path of the listening socket", set_socket},
     {"socket_group", ValueKind::text, "group that may connect", set_text<&Config::socket_group>},
-    {"device", ValueKind::text, "where pages live: host", set_device},
-    {"arena_bytes", ValueKind::size, "memory for all pages, such as 4GiB",
-     set_size<&Config::arena_bytes, 4096, kMaxArenaBytes>},
-    {"slab_bytes", ValueKind::size, "unit of mapping, a power of two, such as 64MiB",
-     set_size<&Config::slab_bytes, 1, kMaxSlabBytes>},
+    {"device", ValueKind::text,
+     "where pages live: host, cuda (all GPUs), UUIDs of GPUs (A,B), or auto (all GPUs if there is one)", set_device},
+    {"gpu_worker", ValueKind::text, "the GPU worker's program (default: kvqd-gpu beside kvqd)",
+     set_text<&Config::gpu_worker>},
+    {"worker_deadline_ms", ValueKind::integer, "a GPU worker that stands still for longer is killed and started anew",
+     set_integer<&Config::worker_deadline_ms, 100, kMostMs>},
+    {"arena_bytes", ValueKind::size, "memory for all pages of a device, such as 4GiB, or 80% of a GPU", set_arena},
+    {"slab_bytes", ValueKind::size, "unit of mapping, a power of two (default: 64MiB, on a GPU 256MiB)", set_slab},
     {"max_pages", ValueKind::integer, "page ids per tenant", set_integer<&Config::max_pages, 16, 1u << 31>},
     {"max_sessions", ValueKind::integer, "processes that may be connected",
      set_integer<&Config::max_sessions, 1, 4096>},

@@ -32,10 +32,11 @@ constexpr std::uint64_t kKeptPerTenant = 3;
 constexpr std::uint64_t kDescriptorsPerTenant = kKeptPerTenant + 2 + kKeptPerTenant;
 // Kept: root, tenants, sessions, slabs, models, sequences, chunks, journal.
 constexpr std::uint64_t kKeptBase = 8;
-// Those and their duplicates; loop, log, listener, lock file, notify socket, libraries.
-constexpr std::uint64_t kDescriptorsBase = 2 * kKeptBase + 64;
+// Those and their duplicates for each device; loop, log, listener, lock file, notify socket, libraries.
+constexpr std::uint64_t kDescriptorsBase = 64;
 // LISTEN_FDNAMES names all that is handed to the next daemon, and the kernel takes at most 128 KiB in one variable: so
-// many names of 24 bytes (kvq-doorbell-4294967295) fit. The same number as FileDescriptorStoreMax= in kvqd.service.
+// many names of 24 bytes (kvq-doorbell-4294967295) fit, and of a GPU's (kvq-1a2b3c4d-slab-1000) few enough are longer.
+// The same number as FileDescriptorStoreMax= in kvqd.service.
 constexpr std::uint64_t kMostKept = 5000;
 
 std::string number(std::uint64_t value) { return std::to_string(value); }
@@ -90,12 +91,14 @@ void refuse_memory(std::uint64_t arena_bytes) {
 }  // namespace
 
 std::uint64_t descriptors_needed(const Needs& needs) {
-  return needs.slabs * kDescriptorsPerSlab + needs.sessions * kDescriptorsPerSession +
-         needs.tenants * kDescriptorsPerTenant + kDescriptorsBase;
+  const std::uint64_t of_device =
+      needs.slabs * kDescriptorsPerSlab + needs.tenants * kDescriptorsPerTenant + 2 * kKeptBase;
+  return needs.devices * of_device + needs.sessions * kDescriptorsPerSession + kDescriptorsBase;
 }
 
 std::uint64_t kept_needed(const Needs& needs) {
-  return needs.slabs * kKeptPerSlab + needs.sessions * kKeptPerSession + needs.tenants * kKeptPerTenant + kKeptBase;
+  const std::uint64_t of_device = needs.slabs * kKeptPerSlab + needs.tenants * kKeptPerTenant + kKeptBase;
+  return needs.devices * of_device + needs.sessions * kKeptPerSession;
 }
 
 Problem check_kept(std::uint64_t kept) {

@@ -15,10 +15,11 @@
 namespace kvq {
 
 struct Needs {
+  std::uint64_t devices = 1;
   std::uint64_t arena_bytes = 0;
-  std::uint64_t slabs = 0;
+  std::uint64_t slabs = 0;  // of one device
   std::uint64_t sessions = 0;
-  std::uint64_t tenants = 0;
+  std::uint64_t tenants = 0;  // likewise
   bool lock_memory = false;
   bool kept = false;              // state is kept for the next daemon
   std::string runtime_directory;  // of the socket and its lock file

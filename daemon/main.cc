@@ -11,7 +11,7 @@
 #include "daemon/limits.h"
 #include "daemon/listen_socket.h"
 #include "daemon/log.h"
-#include "daemon/make_store.h"
+#include "daemon/parts.h"
 #include "daemon/rpc/rpc.h"
 #include "daemon/setup.h"
 
@@ -19,6 +19,7 @@ namespace kvq {
 namespace {
 
 constexpr std::uint64_t kUnlistedTenants = 64;  // most that are made by uid
+constexpr std::uint64_t kSlabsOfAnyGpu = 1024;  // that a share of its memory may come to, where that is unknown
 constexpr std::uint64_t kNotifyRetryMs = 5;     // while the service manager's queue is full
 constexpr std::uint64_t kNotifyEndMs = 5000;    // longest that the end waits for it
 
@@ -89,9 +90,14 @@ class NotifyRetry final {
   EventLoop::Watch retry_;
 };
 
-Needs needs_of(const Config& config, bool kept) {
-  return {.arena_bytes = config.arena_bytes,
-          .slabs = config.arena_bytes / config.slab_bytes,
+Needs needs_of(const Config& config, const DeviceChoice& choice, bool kept) {
+  const bool gpu = config.device == DeviceKind::cuda;  // then pages take no memory of this machine
+  const std::uint64_t slab_bytes = gpu ? config.gpu_slab_bytes : config.slab_bytes;
+  const std::uint64_t share_bytes = choice.most_bytes / 100 * config.arena_percent;
+  const std::uint64_t slabs_of_share = choice.most_bytes == 0 ? kSlabsOfAnyGpu : share_bytes / slab_bytes;
+  return {.devices = choice.uuids.size(),
+          .arena_bytes = gpu ? 0 : config.arena_bytes,
+          .slabs = config.arena_percent != 0 ? slabs_of_share : config.arena_bytes / slab_bytes,
           .sessions = config.max_sessions,
           .tenants = config.tenants.size() + (config.allow_unlisted ? kUnlistedTenants : 0),
           .lock_memory = config.lock_memory,
@@ -117,8 +123,9 @@ void serve_until_told(EventLoop& loop, RpcServer& server, kj::Promise<int> told_
 void run(const Config& config, bool& ready) {
   Intake intake = take_descriptors();
   Notify notify(notify_address(), log_warning);
+  const DeviceChoice choice = choose_devices(config, intake.kept);
   for (const std::string& warning : intake.warnings) log_warning("event=warning text=\"" + warning + "\"");
-  for (const std::string& warning : check_environment(needs_of(config, notify.active())))
+  for (const std::string& warning : check_environment(needs_of(config, choice, notify.active())))
     log_warning("event=warning text=\"" + warning + "\"");
   const ListenSocket socket({.path = config.socket, .group = config.socket_group, .handed = intake.socket.release()});
   auto io = kj::setupAsyncIo();
@@ -137,28 +144,39 @@ void run(const Config& config, bool& ready) {
       if (server != nullptr) server->tick_soon();
     });
   };
-  MadeStore made =
-      make_store({.config = store_config(config),
-                  .make_device = [&] { return make_host_device(config.arena_bytes, config.slab_bytes, run_blocking); },
-                  .deliver = [&](const SlabNotice& notice) { server->deliver(notice); },
-                  .log = log},
-                 keeper, std::move(intake.kept), loop.now_ms());
-  RpcOptions options = rpc_options(config, *made.store);
-  options.device = made.device->name();
-  options.log = log;
-  options.keeper = keeper.active() ? &keeper : nullptr;
-  options.kept = &made.sessions;
-  server = serve(loop, *io.lowLevelProvider, *made.store, socket.fd(), std::move(options));
-
+  Parts parts = make_parts({.device = {config, run_blocking, log},
+                            .keeper = keeper,
+                            .store = store_config(config),
+                            .deliver = [&](std::size_t part, const SlabNotice& n) { server->deliver(n, part); }},
+                           choice, std::move(intake.kept), loop.now_ms());
+  std::vector<RpcPart> rpc_parts;
+  for (Part& part : parts.served) {
+    rpc_parts.push_back({*part.made.store, rpc_options(config, *part.made.store, *part.made.device)});
+    RpcOptions& options = rpc_parts.back().options;
+    options.served_as = part.uuid;
+    options.not_served = parts.not_served;
+    options.log = log;
+    options.keeper = keeper.active() ? part.keeper.get() : nullptr;
+    options.kept = &part.made.sessions;
+  }
+  server = serve(loop, *io.lowLevelProvider, std::move(rpc_parts), socket.fd());
+  std::vector<EventLoop::Watch> device_watches;
+  for (std::size_t i = 0; i < parts.served.size(); ++i) {
+    device_watches.push_back(watch_device(loop, *parts.served[i].made.device, [&server, i] {
+      if (server != nullptr) server->tick_soon(i);
+    }));
+  }
   EventLoop::Watch watchdog;
   if (watchdog_ms() >= 2) {
     watchdog = loop.every(watchdog_ms() / 2, [&] {
       if (notify.waiting() == 0) notify.send("WATCHDOG=1");
     });
   }
-  log("event=ready socket=" + config.socket + " arena_bytes=" + std::to_string(config.arena_bytes) +
-      " slab_bytes=" + std::to_string(config.slab_bytes) + " device=" + made.device->name());
-  notify.send("READY=1\nSTATUS=serving " + config.socket + "; " + made.state);
+  const Device& first = *parts.served.front().made.device;
+  log("event=ready socket=" + config.socket + " arena_bytes=" + std::to_string(first.arena_bytes()) +
+      " slab_bytes=" + std::to_string(first.slab_bytes()) + " devices=" + std::to_string(parts.served.size()) +
+      " device=\"" + devices_text(parts) + "\"");
+  notify.send("READY=1\nSTATUS=serving " + config.socket + " from " + devices_text(parts) + "; " + states_text(parts));
   ready = true;
   serve_until_told(loop, *server, kj::mv(told_to_end), keeper, notify);
   log("event=stopping sessions=" + std::to_string(server->sessions()));

@@ -7,10 +7,10 @@ namespace {
 constexpr char kRoot[] = "kvq-root";
 
 // Empty: made.store is there. Else why what was kept is not taken.
-std::string adopt(const StoreParts& parts, ServiceKeeper& keeper, Kept& kept, std::uint64_t now_ms, MadeStore& made) {
+std::string adopt(const StoreParts& parts, PartKeeper& keeper, Kept& kept, std::uint64_t now_ms, MadeStore& made) {
   if (!keeper.active()) return "descriptors without NOTIFY_SOCKET: what is taken over could not be kept on";
   if (!kept.contains(kRoot)) return std::to_string(kept.size()) + " descriptors without " + kRoot;
-  made.device = parts.make_device();
+  made.device = parts.make_device(kept_arena(kept));
   std::string why_not;
   auto store = Store::adopt(parts.config, *made.device, parts.deliver, parts.log, keeper, kept, why_not, now_ms);
   if (!store) return why_not.empty() ? store.error().context : why_not;
@@ -27,7 +27,7 @@ std::string adopted_text(const Store& store) {
 
 }  // namespace
 
-MadeStore make_store(const StoreParts& parts, ServiceKeeper& keeper, Kept kept, std::uint64_t now_ms) {
+MadeStore make_store(const StoreParts& parts, PartKeeper& keeper, Kept kept, std::uint64_t now_ms) {
   MadeStore made;
   made.state = "new";
   std::string why_not;
@@ -44,7 +44,7 @@ MadeStore make_store(const StoreParts& parts, ServiceKeeper& keeper, Kept kept, 
     keeper.forget_all();
     made.device.reset();
   }
-  made.device = parts.make_device();
+  made.device = parts.make_device(std::nullopt);
   made.store = Store::create(parts.config, *made.device, parts.deliver, parts.log, keeper.active() ? &keeper : nullptr,
                              std::move(why_not));
   return made;

@@ -13,7 +13,8 @@ namespace kvq {
 
 struct StoreParts {
   StoreConfig config;
-  std::function<std::unique_ptr<Device>()> make_device;
+  // Given: what the device of an earlier daemon was, whose memory will be adopted. Throws when there is none to have.
+  std::function<std::unique_ptr<Device>(const std::optional<KeptArena>&)> make_device;
   Store::DeliverNotice deliver;
   Store::LogDecision log;
 };
@@ -25,6 +26,6 @@ struct MadeStore {
   Kept sessions;      // what the adopted sessions' descriptors are besides the store's own: for the rpc room
 };
 
-MadeStore make_store(const StoreParts& parts, ServiceKeeper& keeper, Kept kept, std::uint64_t now_ms);
+MadeStore make_store(const StoreParts& parts, PartKeeper& keeper, Kept kept, std::uint64_t now_ms);
 
 }  // namespace kvq

@@ -73,7 +73,7 @@ void check_file_size(const Config& config) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
   const std::uint64_t tables = std::uint64_t{config.max_pages} * kTableBytesPerPage;
-  const std::uint64_t needed = std::max(config.slab_bytes, tables);
+  const std::uint64_t needed = config.device == DeviceKind::cuda ? tables : std::max(config.slab_bytes, tables);
   if (limit.rlim_cur >= needed) return;
   throw StartupError(ExitCode::environment,
                      "RLIMIT_FSIZE is " + std::to_string(limit.rlim_cur) + " bytes, memfd files of " +
@@ -94,7 +94,7 @@ StoreConfig store_config(const Config& config) {
   return out;
 }
 
-RpcOptions rpc_options(const Config& config, Store& store) {
+RpcOptions rpc_options(const Config& config, Store& store, const Device& device) {
   RpcOptions out;
   for (const TenantConfig& tenant : config.tenants) {
     out.rules.push_back({store.add_tenant(tenant_spec(tenant)), tenant.uids, tenant.gids});
@@ -109,11 +109,20 @@ RpcOptions rpc_options(const Config& config, Store& store) {
     out.admin_group = config.admin_group;
     out.admin_gid = group_id(config.admin_group);
   }
-  out.arena_bytes = config.arena_bytes;
-  out.slab_bytes = config.slab_bytes;
+  out.arena_bytes = device.arena_bytes();
+  out.slab_bytes = device.slab_bytes();
+  out.device = device.name();
+  if (out.device != "host") out.device_uuid = device.health().uuid;
+  if (device.has_mirrors()) out.mirror_bytes = config.max_pages * sizeof(DirectoryEntry);
   out.cold_format = config.cold_format;
   out.step_deadline_ms = config.step_deadline_ms;
+  out.max_sessions = config.max_sessions;
   return out;
+}
+
+std::string device_text(const Device& device) {
+  const std::string uuid = device.health().uuid;
+  return device.name() + (uuid.empty() ? "" : " " + uuid);
 }
 
 }  // namespace kvq

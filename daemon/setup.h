@@ -18,7 +18,10 @@ void check_file_size(const Config& config);
 StoreConfig store_config(const Config& config);
 
 // Adds the configured tenants to the store and states who belongs to which, who administers and what clients are told.
-RpcOptions rpc_options(const Config& config, Store& store);
+RpcOptions rpc_options(const Config& config, Store& store, const Device& device);
+
+// "host", or "cuda GPU-...": for people.
+std::string device_text(const Device& device);
 
 // 32 bytes from the kernel. A tenant without a salt in the configuration gets new ones each time the daemon starts.
 std::array<std::uint8_t, 32> random_salt();

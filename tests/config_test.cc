@@ -179,12 +179,63 @@ TEST_F(ConfigTest, OutOfRangeNamesTheRange) {
   EXPECT_THAT(refusal("arena_bytes = \"300TiB\"\n"), HasSubstr("must be from 4096 to 281474976710656 bytes"));
 }
 
-TEST_F(ConfigTest, DeviceCudaIsRefusedWithTheReason) {
-  EXPECT_EQ(
-      refusal("device = \"cuda\"\n"),
-      "kvqd.toml:1: device = \"cuda\": this kvqd was built without CUDA; set device = \"host\" or install a build "
-      "with CUDA");
-  EXPECT_THAT(refusal("device = \"tpu\"\n"), HasSubstr("unknown device"));
+TEST_F(ConfigTest, DeviceNamesAKindOrGpus) {
+  using Uuids = std::vector<std::string>;
+  const auto device = [&](const std::string& value) {
+    auto result = parse_file("device = " + value + "\n");
+    EXPECT_TRUE(result.config.has_value()) << result.message;
+    return std::pair(result.config->device, result.config->device_uuids);
+  };
+  EXPECT_EQ(parse({}).config->device, DeviceKind::host);
+  EXPECT_EQ(device("\"auto\""), std::pair(DeviceKind::automatic, Uuids()));
+  EXPECT_EQ(device("\"host\""), std::pair(DeviceKind::host, Uuids()));
+  EXPECT_EQ(device("\"cuda\""), std::pair(DeviceKind::cuda, Uuids()));
+  EXPECT_EQ(device("\"GPU-12-34\""), std::pair(DeviceKind::cuda, Uuids{"GPU-12-34"}));
+  EXPECT_EQ(device("\"MIG-5\""), std::pair(DeviceKind::cuda, Uuids{"MIG-5"}));
+  EXPECT_EQ(device("[\"GPU-2\", \"GPU-1\"]"), std::pair(DeviceKind::cuda, Uuids{"GPU-2", "GPU-1"}));
+  EXPECT_EQ(parse({"--device", "GPU-2,GPU-1"}).config->device_uuids, (Uuids{"GPU-2", "GPU-1"}));
+  const std::string valid =
+      ": must be auto, host, cuda, or the UUIDs of GPUs such as GPU-4d5f... (nvidia-smi -L lists "
+      "them)";
+  EXPECT_EQ(refusal("device = \"0\"\n"), "kvqd.toml:1: device = \"0\"" + valid);
+  EXPECT_THAT(refusal("device = [\"GPU-1\", 2]\n"), EndsWith(valid));
+  EXPECT_THAT(refusal("device = [\"GPU-1\", \"host\"]\n"), EndsWith(valid));
+  EXPECT_THAT(refusal("device = [\"GPU-1\", \"GPU-1\"]\n"), EndsWith("names GPU-1 twice"));
+  EXPECT_THAT(refusal("device = []\n"), EndsWith("must name 1 to 64 GPUs"));
+}
+
+TEST_F(ConfigTest, SlabsOfAGpuAreLargerUnlessTheyAreGiven) {
+  const auto usual = parse({"--device", "cuda"});
+  ASSERT_TRUE(usual.config.has_value()) << usual.message;
+  EXPECT_EQ(usual.config->gpu_slab_bytes, 256ull << 20);
+  const auto given = parse({"--device", "cuda", "--slab-bytes", "32MiB"});
+  ASSERT_TRUE(given.config.has_value()) << given.message;
+  EXPECT_EQ(given.config->gpu_slab_bytes, 32ull << 20);
+  EXPECT_EQ(given.config->slab_bytes, 32ull << 20);
+  EXPECT_THAT(refusal("device = \"cuda\"\narena_bytes = \"320MiB\"\n"),
+              HasSubstr("multiple of slab_bytes (268435456)"));
+}
+
+TEST_F(ConfigTest, ArenaIsAShareOfTheGpu) {
+  const auto result = parse_file("device = \"auto\"\narena_bytes = \"80%\"\n[[tenants]]\nname = \"a\"\nuids = [1]\n");
+  ASSERT_TRUE(result.config.has_value()) << result.message;
+  EXPECT_EQ(result.config->arena_percent, 80u);
+  EXPECT_EQ(result.config->tenants[0].quota_bytes, 0u) << "the whole arena, whatever that will be";
+  EXPECT_EQ(parse({"--arena-bytes", "1GiB", "--device", "cuda"}).config->arena_percent, 0u);
+  EXPECT_EQ(refusal("arena_bytes = \"80%\"\n"),
+            "kvqd.toml:1: arena_bytes = \"80%\": a share is of a GPU's memory; give a size, such as \"4GiB\", or set "
+            "device");
+  for (const char* bad : {"0%", "101%", "80.5%", "%", "-1%"}) {
+    EXPECT_THAT(refusal(std::string("arena_bytes = \"") + bad + "\"\n"), HasSubstr("a share of its memory")) << bad;
+  }
+}
+
+TEST_F(ConfigTest, WorkerOfTheGpu) {
+  const auto result = parse_file("gpu_worker = \"/opt/kvqd-gpu\"\nworker_deadline_ms = 2500\n");
+  ASSERT_TRUE(result.config.has_value()) << result.message;
+  EXPECT_EQ(result.config->gpu_worker, "/opt/kvqd-gpu");
+  EXPECT_EQ(result.config->worker_deadline_ms, 2500u);
+  EXPECT_THAT(refusal("worker_deadline_ms = 99\n"), HasSubstr("must be an integer from 100 to"));
 }
 
 TEST_F(ConfigTest, SlabsMustDivideTheArena) {

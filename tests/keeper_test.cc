@@ -194,6 +194,36 @@ TEST_F(KeeperTest, AnAddressOfAnotherKindIsRefusedWithAWarning) {
   EXPECT_EQ(said("notify_refused"), 3u);
 }
 
+TEST_F(KeeperTest, EachDeviceKeepsAndForgetsItsOwnNames) {
+  Manager manager(path());
+  Notify notify(path(), log());
+  const std::string a = kept_prefix("GPU-aaaa"), b = kept_prefix("GPU-bbbb");
+  ASSERT_NE(a, b);
+  EXPECT_EQ(prefix_of(a + "slab-5"), a);
+  for (const char* of_host : {"kvq-slab-5", "kvq-doorbell-1", "kvq-root", "kvq-deadbeef", "kvq-"}) {
+    EXPECT_EQ(prefix_of(of_host), "kvq-") << of_host;
+  }
+  Kept kept;
+  for (const std::string& name : {std::string("kvq-root"), a + "root", b + "root", b + "slab-5"}) {
+    kept[name] = file_of(name);
+  }
+  ServiceKeeper all(notify, kept);
+  PartKeeper host(all, kept_prefix("")), first(all, a), second(all, b);
+  const Kept of_second = second.take(kept);
+  ASSERT_EQ(of_second.size(), 2u);
+  EXPECT_EQ(content(of_second.at("kvq-root").get()), b + "root");
+  EXPECT_EQ(content(of_second.at("kvq-slab-5").get()), b + "slab-5");
+  EXPECT_EQ(first.take(kept).size(), 1u);
+  EXPECT_EQ(host.take(kept).size(), 1u);
+  EXPECT_TRUE(kept.empty());
+  second.keep("kvq-slab-6", file_of("6").get());
+  second.forget_all();
+  EXPECT_THAT(all.names(), ElementsAre(std::min(a + "root", std::string("kvq-root")),
+                                       std::max(a + "root", std::string("kvq-root"))));
+  host.forget_all();
+  EXPECT_THAT(all.names(), ElementsAre(a + "root"));
+}
+
 TEST_F(KeeperTest, ForgetAllCoversWhatWasHandedBackAndReplacingDoesNotDouble) {
   Manager manager(path());
   Notify notify(path(), log());
@@ -218,11 +248,12 @@ TEST_F(KeeperTest, ARefusedStateIsForgottenAndTheStartIsClean) {
     Notify notify(path(), log());
     Kept kept;
     kept[with_root ? "kvq-root" : "kvq-slab-0"] = file_of("garbage");
-    ServiceKeeper keeper(notify, kept);
+    ServiceKeeper all(notify, kept);
+    PartKeeper keeper(all, kept_prefix(""));
     int devices = 0;
     const MadeStore made = make_store({.config = {},
                                        .make_device =
-                                           [&] {
+                                           [&](const std::optional<KeptArena>&) {
                                              ++devices;
                                              return make_host_device(16 << 20, 1 << 20, [](auto work, auto done) {
                                                work();
@@ -246,8 +277,11 @@ TEST_F(KeeperTest, ARefusedStateIsForgottenAndTheStartIsClean) {
 
 TEST_F(KeeperTest, WithNothingLeftTheStartIsQuiet) {
   Notify notify("", log());
-  ServiceKeeper keeper(notify, {});
-  const auto device = [] { return make_host_device(16 << 20, 1 << 20, [](auto work, auto) { work(); }); };
+  ServiceKeeper all(notify, {});
+  PartKeeper keeper(all, kept_prefix(""));
+  const auto device = [](const std::optional<KeptArena>&) {
+    return make_host_device(16 << 20, 1 << 20, [](auto work, auto) { work(); });
+  };
   const MadeStore made = make_store(
       {.config = {}, .make_device = device, .deliver = [](const SlabNotice&) {}, .log = log()}, keeper, {}, 0);
   EXPECT_EQ(made.state, "new");

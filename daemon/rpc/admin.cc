@@ -1,4 +1,4 @@
-// Admin: reports and settings. Each call asks the store once; a refused setting changes nothing.
+// Admin: reports and settings. Each call asks each store once; a refused setting changes nothing.
 #include "daemon/rpc/admin.h"
 
 #include <unistd.h>
@@ -33,6 +33,15 @@ std::string hex(std::uint64_t value) {
   return out;
 }
 
+// One pass over several devices is finished when all are.
+void add(VerifyStatus& sum, const VerifyStatus& more) {
+  sum.pages_total += more.pages_total;
+  sum.pages_done += more.pages_done;
+  sum.pages_bad += more.pages_bad;
+  sum.pages_bad_ever += more.pages_bad_ever;
+  sum.running = sum.running || more.running;
+}
+
 class AdminServer final : public wire::Admin::Server {
  public:
   AdminServer(const AdminParts& parts, std::shared_ptr<Process> process) : parts_(parts), process_(std::move(process)) {
@@ -41,84 +50,118 @@ class AdminServer final : public wire::Admin::Server {
   ~AdminServer() noexcept(false) { --process_->admins; }
 
   kj::Promise<void> status(StatusContext context) override {
-    const RpcOptions& options = parts_.sessions.options();
+    const RpcOptions& options = parts_.devices.options();
     Json out = {{"version", KVQ_VERSION},
                 {"contract_version", kContractVersion},
                 {"pid", ::getpid()},
-                {"uptime_ms", parts_.sessions.now_ms() - parts_.started_ms},
-                {"instance", hex(store().status().instance)},
-                {"device", options.device},
+                {"uptime_ms", parts_.devices.now_ms() - parts_.started_ms},
                 {"cold_format", format_name(options.cold_format)},
                 {"connections", parts_.connections()},
-                {"sessions", parts_.sessions.size()},
-                {"parked_requests", parts_.sessions.parked()},
-                {"ticks", parts_.sessions.ticker().ticks()}};
-    out.update(report_status(store().status()));
+                {"not_served", Json::array()}};
+    for (const DeviceAbsent& absent : options.not_served) {
+      out["not_served"].push_back({{"uuid", absent.uuid}, {"text", absent.why}});
+    }
+    if (!parts_.devices.several()) {
+      out.update(of_device(parts_.devices.at(0)));
+    } else {
+      out.update({{"sessions", parts_.devices.sessions()}, {"parked_requests", parts_.devices.parked()}});
+      for (const auto& device : parts_.devices) {
+        out["devices"].push_back({{"name", device->name()}});
+        out["devices"].back().update(of_device(*device));
+      }
+    }
     context.getResults().setJson(text(out));
     return kj::READY_NOW;
   }
 
   kj::Promise<void> sessions(SessionsContext context) override {
-    const std::uint64_t deadline_ms = parts_.sessions.options().step_deadline_ms;
-    context.getResults().setJson(
-        text({{"step_deadline_ms", deadline_ms},
-              {"sessions", report_sessions(store().sessions(), store().status(), deadline_ms)}}));
+    const std::uint64_t deadline_ms = parts_.devices.options().step_deadline_ms;
+    Json list = Json::array();
+    for (const auto& device : parts_.devices) {
+      const Store& store = device->sessions.store();
+      append(list, report_sessions(store.sessions(), store.status(), deadline_ms), *device);
+    }
+    context.getResults().setJson(text({{"step_deadline_ms", deadline_ms}, {"sessions", list}}));
     return kj::READY_NOW;
   }
 
   kj::Promise<void> tenants(TenantsContext context) override {
-    context.getResults().setJson(text({{"tenants", report_tenants(store().status())}}));
+    Json list = Json::array();
+    for (const auto& device : parts_.devices) {
+      append(list, report_tenants(device->sessions.store().status()), *device);
+    }
+    context.getResults().setJson(text({{"tenants", list}}));
     return kj::READY_NOW;
   }
 
   kj::Promise<void> pages(PagesContext context) override {
     auto results = context.getResults();
     const auto params = context.getParams();
-    const StoreStatus status = store().status();
-    std::optional<TenantId> only;
-    if (!pick_tenant(params.getTenant(), only, results.initStatus())) return kj::READY_NOW;
-    std::uint32_t limit = params.getLimit() == 0 ? kDefaultPages : std::min(params.getLimit(), kMostPages);
-    std::vector<PageStatus> pages;
-    for (const TenantStatus& tenant : status.tenants) {
-      if (only && tenant.id != *only) continue;
-      const auto more =
-          store().pages(tenant.id, limit - static_cast<std::uint32_t>(pages.size()), parts_.sessions.now_ms());
-      pages.insert(pages.end(), more.begin(), more.end());
-      if (pages.size() >= limit) break;
+    const std::string name = params.getDevice().cStr();
+    if (!name.empty() && parts_.devices.find(name) == nullptr) {
+      set_status(results.initStatus(), Errc::invalid_argument,
+                 "no device is called \"" + printable(name, 80) + "\"; kvqctl status names them");
+      return kj::READY_NOW;
     }
-    results.setJson(text({{"limit", limit}, {"pages", report_pages(pages, status)}}));
+    Where where;
+    if (!find(params.getTenant().cStr(), where, results.initStatus())) return kj::READY_NOW;
+    const std::uint32_t limit = params.getLimit() == 0 ? kDefaultPages : std::min(params.getLimit(), kMostPages);
+    Json list = Json::array();
+    for (const auto& [device, only] : where) {
+      if (!name.empty() && device->name() != name) continue;
+      append(list, pages_of(*device, only, limit - static_cast<std::uint32_t>(list.size())), *device);
+    }
+    results.setJson(text({{"limit", limit}, {"pages", list}}));
     return kj::READY_NOW;
   }
 
   kj::Promise<void> quantize(QuantizeContext context) override {
     auto results = context.getResults();
     const auto params = context.getParams();
-    std::optional<TenantId> only;
-    if (!pick_tenant(params.getTenant(), only, results.initStatus())) return kj::READY_NOW;
+    Where where;
+    if (!find(params.getTenant().cStr(), where, results.initStatus())) return kj::READY_NOW;
     const bool dry_run = params.getDryRun();
-    const QuantizeReport report = store().quantize(only, params.getIdleMs(), dry_run, parts_.sessions.now_ms());
-    if (!dry_run) {
-      parts_.sessions.options().log("event=quantize_asked pages=" + std::to_string(report.pages) +
-                                    " idle_ms=" + std::to_string(params.getIdleMs()));
+    QuantizeReport sum;
+    for (const auto& [device, only] : where) {
+      Sessions& sessions = device->sessions;
+      const auto report = sessions.store().quantize(only, params.getIdleMs(), dry_run, sessions.now_ms());
+      sum.pages += report.pages;
+      sum.bytes_before += report.bytes_before;
+      sum.bytes_after += report.bytes_after;
+      sessions.settle();
+      sessions.ticker().soon();
     }
-    parts_.sessions.settle();
-    parts_.sessions.ticker().soon();
-    results.setJson(text(report_quantize(report, dry_run)));
+    if (!dry_run) {
+      parts_.devices.options().log("event=quantize_asked pages=" + std::to_string(sum.pages) +
+                                   " idle_ms=" + std::to_string(params.getIdleMs()));
+    }
+    results.setJson(text(report_quantize(sum, dry_run)));
     return kj::READY_NOW;
   }
 
+  // What one store takes, the next does, too: their watermarks are the same, and a tenant is changed where it is.
   kj::Promise<void> set(SetContext context) override {
     auto results = context.getResults();
     const std::string key = context.getParams().getKey().cStr();
     const std::string value = context.getParams().getValue().cStr();
     Json changed;
-    if (auto refusal = change_setting(store(), key, value, changed)) {
+    std::optional<Refusal> refusal;
+    Where where;
+    const bool of_tenant = names_tenant(key);
+    if (of_tenant && !find(key.substr(key.find('.') + 1), where, results.initStatus())) return kj::READY_NOW;
+    if (!of_tenant) find("", where, results.initStatus());
+    for (const auto& [device, only] : where) {
+      if (!refusal) refusal = change_setting(device->sessions.store(), key, value, changed);
+    }
+    if (refusal) {
       set_status(results.initStatus(), refusal->code, refusal->message);
       return kj::READY_NOW;
     }
-    parts_.sessions.options().log("event=set key=" + printable(key, 80) + " value=" + printable(value, 80));
-    parts_.sessions.settle();
-    parts_.sessions.ticker().soon();
+    parts_.devices.options().log("event=set key=" + printable(key, 80) + " value=" + printable(value, 80));
+    for (const auto& [device, only] : where) {
+      device->sessions.settle();
+      device->sessions.ticker().soon();
+    }
     set_ok(results.initStatus());
     results.setJson(text(changed));
     return kj::READY_NOW;
@@ -126,10 +169,10 @@ class AdminServer final : public wire::Admin::Server {
 
   kj::Promise<void> drain(DrainContext context) override {
     context.allowCancellation();  // the drain goes on without its caller
-    return parts_.sessions.drain(context.getParams().getDeadlineMs()).then([this, context]() mutable {
+    return parts_.devices.drain(context.getParams().getDeadlineMs()).then([this, context]() mutable {
       auto results = context.getResults();
       set_ok(results.initStatus());
-      results.setJson(text({{"draining", true}, {"sessions_left", parts_.sessions.size()}}));
+      results.setJson(text({{"draining", true}, {"sessions_left", parts_.devices.sessions()}}));
     });
   }
 
@@ -138,16 +181,16 @@ class AdminServer final : public wire::Admin::Server {
     const SessionId id{context.getParams().getSession()};
     const bool kill = context.getParams().getKill();
     pid_t pid = 0;
-    const auto refusal = parts_.sessions.evict(id, kill, pid);
+    const auto refusal = parts_.devices.pick("", id).sessions.evict(id, kill, pid);
     if (refusal) {
       set_status(results.initStatus(), refusal->code, refusal->message);
     } else {
       set_ok(results.initStatus());
     }
     if (refusal && refusal->code == Errc::stale_id) return kj::READY_NOW;  // else only the kill failed
-    parts_.sessions.options().log("event=session_evicted session=" + std::to_string(raw(id)) +
-                                  " pid=" + std::to_string(pid) + " killed=" + (kill && !refusal ? "yes" : "no") +
-                                  " by_uid=" + std::to_string(process_->peer.uid));
+    parts_.devices.options().log("event=session_evicted session=" + std::to_string(raw(id)) +
+                                 " pid=" + std::to_string(pid) + " killed=" + (kill && !refusal ? "yes" : "no") +
+                                 " by_uid=" + std::to_string(process_->peer.uid));
     results.setJson(text({{"session", raw(id)}, {"pid", pid}, {"evicted", true}, {"killed", kill && !refusal}}));
     return kj::READY_NOW;
   }
@@ -155,30 +198,72 @@ class AdminServer final : public wire::Admin::Server {
   kj::Promise<void> verify(VerifyContext context) override {
     context.allowCancellation();  // the pass goes on without its caller
     const auto params = context.getParams();
-    std::optional<TenantId> only;
-    if (!pick_tenant(params.getTenant(), only, context.getResults().initStatus())) return kj::READY_NOW;
-    if (parts_.sessions.verifying() >= kVerifiesAtOnce) {
-      parts_.sessions.log_refusal(*process_, "verifies", kVerifiesAtOnce);
+    Where where;
+    if (!find(params.getTenant().cStr(), where, context.getResults().initStatus())) return kj::READY_NOW;
+    kj::Vector<kj::Promise<void>> passes;
+    for (const auto& [device, only] : where) {
+      if (device->sessions.verifying() < kVerifiesAtOnce) continue;
+      parts_.devices.log_refusal(*process_, "verifies", kVerifiesAtOnce);
       set_status(context.getResults().initStatus(), Errc::limit_reached,
                  "too many wait for a verification already; kvqctl status shows how far it is");
       return kj::READY_NOW;
     }
+    for (const auto& [device, only] : where) passes.add(device->sessions.verify(only, params.getDeadlineMs()));
     const std::string tenant = params.getTenant().cStr();
-    return parts_.sessions.verify(only, params.getDeadlineMs()).then([this, context, tenant]() mutable {
-      context.getResults().setJson(text(report_verify(store().status().verify, tenant)));
+    return kj::joinPromises(passes.releaseAsArray()).then([where, context, tenant]() mutable {
+      VerifyStatus sum;
+      for (const auto& [device, only] : where) add(sum, device->sessions.store().status().verify);
+      context.getResults().setJson(text(report_verify(sum, tenant)));
     });
   }
 
  private:
-  Store& store() { return parts_.sessions.store(); }
+  // The devices that have a tenant, and its id there; nothing for all tenants.
+  using Where = std::vector<std::pair<ServedDevice*, std::optional<TenantId>>>;
 
-  // Empty: all tenants. An unknown name fills `status` and returns false.
-  bool pick_tenant(capnp::Text::Reader name, std::optional<TenantId>& only, wire::Status::Builder status) {
+  static void append(Json& list, const Json& more, const ServedDevice& device) {
+    for (const Json& entry : more) {
+      list.push_back(entry);
+      list.back()["device"] = device.name();
+    }
+  }
+
+  static Json of_device(ServedDevice& device) {
+    const StoreStatus status = device.sessions.store().status();
+    Json out = {{"instance", hex(status.instance)},
+                {"device", device.options.device},
+                {"sessions", device.sessions.size()},
+                {"parked_requests", device.sessions.parked()},
+                {"ticks", device.sessions.ticker().ticks()}};
+    out.update(report_status(status));
+    return out;
+  }
+
+  static Json pages_of(ServedDevice& device, std::optional<TenantId> only, std::uint32_t limit) {
+    const Store& store = device.sessions.store();
+    const StoreStatus status = store.status();
+    std::vector<PageStatus> pages;
+    for (const TenantStatus& tenant : status.tenants) {
+      if (pages.size() >= limit) break;
+      if (only && tenant.id != *only) continue;
+      const auto more =
+          store.pages(tenant.id, limit - static_cast<std::uint32_t>(pages.size()), device.sessions.now_ms());
+      pages.insert(pages.end(), more.begin(), more.end());
+    }
+    return report_pages(pages, status);
+  }
+
+  // Empty: all tenants of all devices. A name that none has fills `status` and returns false.
+  bool find(const std::string& name, Where& where, wire::Status::Builder status) {
     set_ok(status);
-    if (name.size() == 0) return true;
-    only = store().find_tenant(name.cStr());
-    if (only) return true;
-    set_status(status, Errc::invalid_argument, unknown_tenant(store(), name.cStr()));
+    for (const auto& device : parts_.devices) {
+      const auto tenant = device->sessions.store().find_tenant(name);
+      if (name.empty() || tenant) where.emplace_back(device.get(), name.empty() ? std::nullopt : tenant);
+    }
+    if (!where.empty()) return true;
+    std::vector<const Store*> stores;
+    for (const auto& device : parts_.devices) stores.push_back(&device->sessions.store());
+    set_status(status, Errc::invalid_argument, unknown_tenant(stores, name));
     return false;
   }
 

@@ -1,15 +1,16 @@
 // The operator's capability.
 //
 // Invariant: whoever holds an Admin capability was allowed to when asking for it; it is never given to any other peer.
-// Replies are the JSON documents of docs/operations.md.
+// Replies are the JSON documents of docs/operations.md; they and what is asked for are of all devices, unless one is
+// named.
 #pragma once
 
-#include "daemon/rpc/sessions.h"
+#include "daemon/rpc/devices.h"
 
 namespace kvq {
 
 struct AdminParts {
-  Sessions& sessions;
+  const Devices& devices;
   std::uint64_t started_ms;
   std::function<std::size_t()> connections;
 };

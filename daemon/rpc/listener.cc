@@ -40,12 +40,12 @@ capnp::ReaderOptions bounded_messages() {
 
 struct Connection {
   Connection(kj::Own<kj::AsyncCapabilityStream> socket, wire::Node::Client node, std::shared_ptr<Process> owner,
-             const Sessions& sessions)
+             const Devices& devices)
       : process(std::move(owner)),
-        last_owner_ms(sessions.now_ms()),
-        stream(kj::mv(socket), [&sessions] { return sessions.now_ms(); }),
-        messages(stream, sessions.options().max_questions_per_peer,
-                 [this, &sessions](const char* cause) { sessions.log_refusal(*process, cause); }),
+        last_owner_ms(devices.now_ms()),
+        stream(kj::mv(socket), [&devices] { return devices.now_ms(); }),
+        messages(stream, devices.options().max_questions_per_peer,
+                 [this, &devices](const char* cause) { devices.log_refusal(*process, cause); }),
         network(messages, kFdsPerMessage, capnp::rpc::twoparty::Side::SERVER, bounded_messages()),
         system(capnp::makeRpcServer(network, kj::mv(node))) {
     system.setFlowLimit(kCallWordsInFlight);
@@ -64,26 +64,25 @@ struct Connection {
 
 class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
  public:
-  Server(EventLoop& loop, kj::LowLevelAsyncIoProvider& io, Store& store, int listening_fd, RpcOptions options)
+  Server(EventLoop& loop, kj::LowLevelAsyncIoProvider& io, std::vector<RpcPart> parts, int listening_fd)
       : loop_(loop),
         io_(io),
         listening_fd_(listening_fd),
-        options_(std::move(options)),
-        sessions_(loop, store, options_),
-        tenants_(store, options_),
-        admin_{sessions_, loop.now_ms(), [this] { return connections_.size(); }},
+        devices_(loop, std::move(parts)),
+        options_(devices_.options()),
+        admin_{devices_, loop.now_ms(), [this] { return connections_.size(); }},
         serving_(*this) {
     listen();
   }
 
   ~Server() noexcept override {}
 
-  void deliver(const SlabNotice& notice) override { sessions_.deliver(notice); }
-  void tick_soon() override { sessions_.ticker().soon(); }
-  void leave() override { sessions_.leave(); }
-  kj::Promise<void> drained() override { return sessions_.drained(); }
+  void deliver(const SlabNotice& notice, std::size_t part) override { devices_.at(part).sessions.deliver(notice); }
+  void tick_soon(std::size_t part) override { devices_.at(part).sessions.ticker().soon(); }
+  void leave() override { devices_.leave(); }
+  kj::Promise<void> drained() override { return devices_.drained(); }
   std::size_t connections() const override { return connections_.size(); }
-  std::size_t sessions() const override { return sessions_.size(); }
+  std::size_t sessions() const override { return devices_.sessions(); }
 
  private:
   void listen() {
@@ -136,8 +135,7 @@ class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
     process->peer = std::move(*peer);
     auto stream = io_.wrapUnixSocketFd(
         kj::mv(socket), kj::LowLevelAsyncIoProvider::ALREADY_CLOEXEC | kj::LowLevelAsyncIoProvider::ALREADY_NONBLOCK);
-    auto connection =
-        kj::heap<Connection>(kj::mv(stream), make_node(sessions_, tenants_, admin_, process), process, sessions_);
+    auto connection = kj::heap<Connection>(kj::mv(stream), make_node(devices_, admin_, process), process, devices_);
     start(kj::mv(connection));
     return true;
   }
@@ -147,7 +145,7 @@ class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
     auto cut = kj::newPromiseAndFulfiller<void>();
     auto fulfiller = std::make_shared<kj::Own<kj::PromiseFulfiller<void>>>(kj::mv(cut.fulfiller));
     process->cut = [fulfiller] { (*fulfiller)->fulfill(); };
-    sessions_.watch_end(process);
+    devices_.watch_end(process);
     Connection* raw_connection = connection.get();
     connections_.insert(raw_connection);
     arm_sweep();
@@ -155,7 +153,7 @@ class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
     auto farewell = kj::defer([this, raw_connection, process] {
       connections_.erase(raw_connection);
       process->cut = nullptr;
-      sessions_.hung_up(*process);
+      devices_.hung_up(*process);
       arm_sweep();
     });
     // The connection goes first: with its capabilities its sessions close.
@@ -191,7 +189,7 @@ class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
   void sweep() {
     const std::uint64_t now_ms = loop_.now_ms();
     for (Connection* c : connections_) {
-      if (sessions_.owned_by(*c->process) > 0 || c->process->admins > 0) c->last_owner_ms = now_ms;
+      if (devices_.owned_by(*c->process) > 0 || c->process->admins > 0) c->last_owner_ms = now_ms;
       const auto waited_ms = c->network.getOutgoingMessageWaitTime() / kj::MILLISECONDS;
       const std::uint64_t since_ms = c->stream.since_ms();
       if (waited_ms >= options_.stalled_write_ms) {
@@ -218,9 +216,8 @@ class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
   EventLoop& loop_;
   kj::LowLevelAsyncIoProvider& io_;
   const int listening_fd_;
-  const RpcOptions options_;
-  Sessions sessions_;
-  TenantChooser tenants_;
+  Devices devices_;
+  const RpcOptions& options_;
   const AdminParts admin_;
   std::set<Connection*> connections_;
   bool sweeping_ = false;
@@ -232,9 +229,16 @@ class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
 
 }  // namespace
 
+std::unique_ptr<RpcServer> serve(EventLoop& loop, kj::LowLevelAsyncIoProvider& io, std::vector<RpcPart> parts,
+                                 int listening_fd) {
+  return std::make_unique<Server>(loop, io, std::move(parts), listening_fd);
+}
+
 std::unique_ptr<RpcServer> serve(EventLoop& loop, kj::LowLevelAsyncIoProvider& io, Store& store, int listening_fd,
                                  RpcOptions options) {
-  return std::make_unique<Server>(loop, io, store, listening_fd, std::move(options));
+  std::vector<RpcPart> parts;
+  parts.push_back({store, std::move(options)});
+  return serve(loop, io, std::move(parts), listening_fd);
 }
 
 }  // namespace kvq

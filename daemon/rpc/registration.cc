@@ -42,9 +42,22 @@ std::optional<Refusal> check_layers(capnp::List<wire::Layer>::Reader layers, Mod
   return std::nullopt;
 }
 
+std::optional<Refusal> check_device(wire::Registration::Reader registration, const std::vector<std::string>& devices) {
+  const std::string wanted = registration.getDevice().cStr();
+  const bool may_be_empty = devices.size() == 1 || registration.getResumeSession() != 0;  // a session has its device
+  if (wanted.empty() ? may_be_empty : std::find(devices.begin(), devices.end(), wanted) != devices.end()) {
+    return std::nullopt;
+  }
+  std::string served;
+  for (const std::string& device : devices) served += (served.empty() ? "\"" : ", \"") + device + "\"";
+  if (wanted.empty()) return invalid("this kvqd has several devices (" + served + "); name one of them as device");
+  return invalid("device \"" + printable(wanted, kLabelBytes) + "\" is not served here; this kvqd has " + served);
+}
+
 }  // namespace
 
-std::optional<Refusal> check_registration(wire::Registration::Reader registration, SessionRequest& request) {
+std::optional<Refusal> check_registration(wire::Registration::Reader registration,
+                                          const std::vector<std::string>& devices, SessionRequest& request) {
   if (registration.getContractVersion() != kContractVersion) {
     return Refusal{Errc::version_mismatch, "this kvqd speaks contract version " + std::to_string(kContractVersion) +
                                                ", the client " + std::to_string(registration.getContractVersion()) +
@@ -54,6 +67,7 @@ std::optional<Refusal> check_registration(wire::Registration::Reader registratio
     return wrong_layout("a page holds " + std::to_string(kPageTokens) + " tokens, not " +
                         std::to_string(registration.getPageTokens()));
   }
+  if (auto refusal = check_device(registration, devices)) return refusal;
   if (auto refusal = check_layers(registration.getLayers(), request.geometry)) return refusal;
   const auto fingerprint = registration.getFingerprint();
   if (fingerprint.size() != request.fingerprint.size()) {

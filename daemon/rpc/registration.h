@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "daemon/store.h"
 #include "kvq/protocol.capnp.h"
@@ -16,7 +17,8 @@ struct Refusal {
   std::string message;  // names the value and what is allowed
 };
 
-// Fills `request` (all but tenant and pid). Returns why not.
-std::optional<Refusal> check_registration(wire::Registration::Reader registration, SessionRequest& request);
+// Fills `request` (all but tenant and pid). Returns why not. `devices`: what this kvqd serves, "host" or GPUs' UUIDs.
+std::optional<Refusal> check_registration(wire::Registration::Reader registration,
+                                          const std::vector<std::string>& devices, SessionRequest& request);
 
 }  // namespace kvq

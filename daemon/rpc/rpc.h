@@ -27,6 +27,12 @@ struct TenantRule {
   std::vector<gid_t> gids;  // primary or supplementary
 };
 
+// A GPU that should be served and is not.
+struct DeviceAbsent {
+  std::string uuid;
+  std::string why;  // cause and fix
+};
+
 struct RpcOptions {
   std::vector<TenantRule> rules;
   // Model of the tenant that every other uid gets, named "uid-N" (its salt is made by `make_salt`). None: refused.
@@ -43,9 +49,13 @@ struct RpcOptions {
   std::uint64_t slab_bytes = 0;
   Format cold_format = Format::int4;
   std::string device;
+  std::string device_uuid;         // empty on the host
+  std::string served_as;           // what clients name it by: a GPU's UUID, or "host"; empty: device_uuid or `device`
+  std::uint64_t mirror_bytes = 0;  // 0: kernels read the directory itself
 
   std::uint32_t tick_ms = 10;
   std::uint32_t max_connections = 512;  // the last 16 are kept for root; one uid gets at most a quarter (at least 8)
+  std::uint32_t max_sessions = UINT32_MAX;      // on all devices
   std::uint32_t max_sessions_per_peer = 32;     // of one process, whatever its connections
   std::uint32_t max_admins_per_peer = 4;        // Admin capabilities of one connection
   std::uint32_t max_questions_per_peer = 1024;  // calls whose answers a connection has not given back
@@ -56,6 +66,8 @@ struct RpcOptions {
   std::uint32_t idle_ms = 60'000;               // a peer without a session and an Admin capability is cut
   std::uint32_t reconnect_ms = 10'000;          // how long an adopted session waits for its client
   std::uint32_t step_deadline_ms = 30'000;      // an older step makes `kvqctl sessions` mark its session
+
+  std::vector<DeviceAbsent> not_served;
 
   // Where descriptors of sessions are kept for the next daemon, and what an earlier one left. Both may be null;
   // `keeper` outlives the server, `kept` the call of serve().
@@ -69,10 +81,10 @@ class RpcServer {
  public:
   virtual ~RpcServer() = default;
 
-  // Store::DeliverNotice must end here.
-  virtual void deliver(const SlabNotice& notice) = 0;
-  // Work of the device has finished: the next tick should come at once.
-  virtual void tick_soon() = 0;
+  // Store::DeliverNotice of the part with that number must end here.
+  virtual void deliver(const SlabNotice& notice, std::size_t part = 0) = 0;
+  // Work of its device has finished: the next tick should come at once.
+  virtual void tick_soon(std::size_t part = 0) = 0;
   // From here on the end of a connection or of the server ends no session: the next daemon goes on with them.
   virtual void leave() = 0;
   // Resolves when `drain` was asked for, the sessions have ended (or its deadline passed) and the answer is on its way.
@@ -82,8 +94,18 @@ class RpcServer {
   virtual std::size_t sessions() const = 0;  // those not yet released, connected or not
 };
 
-// Takes up the sessions that `store` adopted and starts to accept on `listening_fd`. `io` and `loop` belong to one
-// event loop and, like `store`, outlive the server.
+// One device: its store, and what differs between devices: tenants, what SessionInfo tells, what is kept. All else in
+// `options` is of the daemon, and the first part's counts.
+struct RpcPart {
+  Store& store;
+  RpcOptions options;
+};
+
+// Takes up the sessions that the stores adopted and starts to accept on `listening_fd`. `io` and `loop` belong to one
+// event loop and, like the stores, outlive the server.
+std::unique_ptr<RpcServer> serve(EventLoop& loop, kj::LowLevelAsyncIoProvider& io, std::vector<RpcPart> parts,
+                                 int listening_fd);
+// Of one device.
 std::unique_ptr<RpcServer> serve(EventLoop& loop, kj::LowLevelAsyncIoProvider& io, Store& store, int listening_fd,
                                  RpcOptions options);
 

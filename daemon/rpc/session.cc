@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "daemon/rpc/registration.h"
+#include "daemon/rpc/wire.h"
 #include "kvq/kill_point.h"
 
 namespace kvq {
@@ -27,6 +28,15 @@ class SessionServer final : public wire::Session::Server {
   kj::Promise<void> segment(SegmentContext context) override { return give(context, session_->segment); }
   kj::Promise<void> doorbell(DoorbellContext context) override { return give(context, session_->doorbell_memory); }
   kj::Promise<void> notice(NoticeContext context) override { return give(context, session_->notice_memory); }
+
+  // Not made before somebody asks: it is there once the session is ready.
+  kj::Promise<void> mirror(MirrorContext context) override {
+    require_open();
+    const int fd = store().memory(session_->id).mirror;
+    KJ_REQUIRE(fd >= 0, "there is no mirror, or not yet: await ready first");
+    context.getResults().setMemory(make_memory(duplicate(fd)));
+    return kj::READY_NOW;
+  }
 
   kj::Promise<void> ready(ReadyContext context) override {
     return answer(context, {kForeverMs, [this]() -> Result<void> {
@@ -143,26 +153,24 @@ class SessionServer final : public wire::Session::Server {
 
 class NodeServer final : public wire::Node::Server {
  public:
-  NodeServer(Sessions& sessions, TenantChooser& tenants, const AdminParts& admin, std::shared_ptr<Process> process)
-      : sessions_(sessions), tenants_(tenants), admin_(admin), process_(std::move(process)) {}
+  NodeServer(const Devices& devices, const AdminParts& admin, std::shared_ptr<Process> process)
+      : devices_(devices), admin_(admin), process_(std::move(process)) {}
 
   kj::Promise<void> register_(RegisterContext context) override {
     const auto registration = context.getParams().getRequest();
     auto results = context.getResults();
     SessionRequest request;
-    if (auto refusal = check_registration(registration, request)) {
+    if (auto refusal = check_registration(registration, devices_.names(), request)) {
       return refuse(results.initStatus(), refusal->code, refusal->message);
     }
-    const RpcOptions& options = sessions_.options();
     if (process_->ended) return refuse(results.initStatus(), Errc::stale_id, "the process that connected has ended");
-    const bool resumes = registration.getResumeSession() != 0;
-    if (!resumes && sessions_.of_same_process(process_->peer) >= options.max_sessions_per_peer) {
-      sessions_.log_refusal(*process_, "sessions_of_process", options.max_sessions_per_peer);
-      return refuse(
-          results.initStatus(), Errc::limit_reached,
-          "one process has at most " + std::to_string(options.max_sessions_per_peer) + " models; close one first");
+    const SessionId earlier{registration.getResumeSession()};
+    const bool resumes = raw(earlier) != 0;
+    if (auto refusal = resumes ? std::nullopt : check_count()) {
+      return refuse(results.initStatus(), refusal->code, refusal->message);
     }
-    const auto tenant = tenants_.choose(process_->peer);
+    ServedDevice& device = devices_.pick(registration.getDevice().cStr(), earlier);
+    const auto tenant = device.tenants.choose(process_->peer);
     if (!tenant) {
       return refuse(results.initStatus(), tenant.error().code,
                     describe(tenant.error()) + ": uid " + std::to_string(process_->peer.uid) +
@@ -174,19 +182,26 @@ class NodeServer final : public wire::Node::Server {
     kj::Maybe<wire::SlabSink::Client> sink;
     if (request.maps_slabs) sink = registration.getSlabs();
     std::shared_ptr<LiveSession> session;
-    if (auto refusal =
-            resumes ? resume(registration, request, kj::mv(sink), session) : open(request, kj::mv(sink), session)) {
+    if (auto refusal = resumes ? resume(device.sessions, registration, request, kj::mv(sink), session)
+                               : open(device.sessions, request, kj::mv(sink), session)) {
       return refuse(results.initStatus(), refusal->code, refusal->message);
     }
     set_ok(results.initStatus());
-    fill_info(results.initInfo(), *session);
-    results.setSession(kj::heap<SessionServer>(sessions_, session));
+    fill_info(results.initInfo(), device.sessions, *session);
+    results.setSession(kj::heap<SessionServer>(device.sessions, session));
+    return kj::READY_NOW;
+  }
+
+  kj::Promise<void> devices(DevicesContext context) override {
+    const std::vector<std::string> names = devices_.names();
+    auto list = context.getResults().initDevices(static_cast<unsigned>(names.size()));
+    for (unsigned i = 0; i < list.size(); ++i) list.set(i, names[i]);
     return kj::READY_NOW;
   }
 
   kj::Promise<void> admin(AdminContext context) override {
     auto results = context.getResults();
-    const RpcOptions& options = sessions_.options();
+    const RpcOptions& options = devices_.options();
     if (!may_administer(process_->peer, options)) {
       std::string who = "root";
       if (options.admin_gid) who += " or a member of group " + options.admin_group;
@@ -194,7 +209,7 @@ class NodeServer final : public wire::Node::Server {
                     "only " + who + " may administer kvqd, not uid " + std::to_string(process_->peer.uid));
     }
     if (process_->admins >= options.max_admins_per_peer) {
-      sessions_.log_refusal(*process_, "admins_of_connection", options.max_admins_per_peer);
+      devices_.log_refusal(*process_, "admins_of_connection", options.max_admins_per_peer);
       return refuse(results.initStatus(), Errc::limit_reached,
                     "one connection has at most " + std::to_string(options.max_admins_per_peer) +
                         " Admin capabilities; use one that it has");
@@ -210,11 +225,24 @@ class NodeServer final : public wire::Node::Server {
     return kj::READY_NOW;
   }
 
-  std::optional<Refusal> open(const SessionRequest& request, kj::Maybe<wire::SlabSink::Client> sink,
+  // Of sessions, those on all devices together.
+  std::optional<Refusal> check_count() {
+    const RpcOptions& options = devices_.options();
+    if (devices_.of_same_process(process_->peer) >= options.max_sessions_per_peer) {
+      devices_.log_refusal(*process_, "sessions_of_process", options.max_sessions_per_peer);
+      return Refusal{Errc::limit_reached, "one process has at most " + std::to_string(options.max_sessions_per_peer) +
+                                              " models; close one first"};
+    }
+    if (devices_.sessions() < options.max_sessions) return std::nullopt;
+    devices_.log_refusal(*process_, "sessions_in_all", options.max_sessions);
+    return Refusal{Errc::limit_reached, "max_sessions are open"};
+  }
+
+  std::optional<Refusal> open(Sessions& sessions, const SessionRequest& request, kj::Maybe<wire::SlabSink::Client> sink,
                               std::shared_ptr<LiveSession>& session) {
-    auto opened = sessions_.open(process_, request, kj::mv(sink));
+    auto opened = sessions.open(process_, request, kj::mv(sink));
     if (!opened) {
-      if (opened.error().code == Errc::limit_reached) sessions_.log_refusal(*process_, "sessions_in_all");
+      if (opened.error().code == Errc::limit_reached) sessions.log_refusal(*process_, "sessions_in_all");
       return Refusal{opened.error().code, describe(opened.error())};
     }
     session = *opened;
@@ -223,8 +251,9 @@ class NodeServer final : public wire::Node::Server {
   }
 
   // A refusal is logged, since somebody may be trying tokens.
-  std::optional<Refusal> resume(wire::Registration::Reader registration, const SessionRequest& request,
-                                kj::Maybe<wire::SlabSink::Client> sink, std::shared_ptr<LiveSession>& session) {
+  std::optional<Refusal> resume(Sessions& sessions, wire::Registration::Reader registration,
+                                const SessionRequest& request, kj::Maybe<wire::SlabSink::Client> sink,
+                                std::shared_ptr<LiveSession>& session) {
     const auto bytes = registration.getResumeToken();
     SessionToken token{};
     std::optional<Refusal> refusal;
@@ -233,12 +262,12 @@ class NodeServer final : public wire::Node::Server {
     } else {
       std::copy(bytes.begin(), bytes.end(), token.begin());
       refusal =
-          sessions_.resume(SessionId{registration.getResumeSession()}, token, process_, request, kj::mv(sink), session);
+          sessions.resume(SessionId{registration.getResumeSession()}, token, process_, request, kj::mv(sink), session);
     }
     if (refusal) {
-      sessions_.options().log("event=resume_refused session=" + std::to_string(registration.getResumeSession()) +
-                              " pid=" + std::to_string(process_->peer.pid) +
-                              " uid=" + std::to_string(process_->peer.uid) + " reason=\"" + refusal->message + "\"");
+      devices_.options().log("event=resume_refused session=" + std::to_string(registration.getResumeSession()) +
+                             " pid=" + std::to_string(process_->peer.pid) +
+                             " uid=" + std::to_string(process_->peer.uid) + " reason=\"" + refusal->message + "\"");
       return refusal;
     }
     kill_point(KillPoint::resume_accepted);
@@ -247,35 +276,35 @@ class NodeServer final : public wire::Node::Server {
   }
 
   void log_peer(const char* event, const LiveSession& session) {
-    sessions_.options().log(std::string("event=") + event + " session=" + std::to_string(raw(session.id)) +
-                            " uid=" + std::to_string(process_->peer.uid) + " label=\"" + session.label + "\"");
+    devices_.options().log(std::string("event=") + event + " session=" + std::to_string(raw(session.id)) +
+                           " uid=" + std::to_string(process_->peer.uid) + " label=\"" + session.label + "\"");
   }
 
-  void fill_info(wire::SessionInfo::Builder info, const LiveSession& session) {
-    const RpcOptions& options = sessions_.options();
-    const TenantSpec& tenant = sessions_.store().tenant(session.tenant);
+  void fill_info(wire::SessionInfo::Builder info, Sessions& sessions, const LiveSession& session) {
+    const RpcOptions& options = sessions.options();
+    const TenantSpec& tenant = sessions.store().tenant(session.tenant);
     info.setSession(raw(session.id));
     info.setTenant(raw(session.tenant));
     info.setTenantName(tenant.name);
     info.setSalt(kj::arrayPtr(tenant.salt.data(), tenant.salt.size()));
     info.setArenaBytes(options.arena_bytes);
     info.setSlabBytes(options.slab_bytes);
-    info.setDaemonInstance(sessions_.store().status().instance);
+    info.setDaemonInstance(sessions.store().status().instance);
     info.setColdFormat(static_cast<std::uint8_t>(options.cold_format));
     info.setDevice(options.device);
+    info.setDeviceUuid(options.device_uuid);
+    info.setMirrorBytes(options.mirror_bytes);
   }
 
-  Sessions& sessions_;
-  TenantChooser& tenants_;
+  const Devices& devices_;
   const AdminParts& admin_;
   std::shared_ptr<Process> process_;
 };
 
 }  // namespace
 
-wire::Node::Client make_node(Sessions& sessions, TenantChooser& tenants, const AdminParts& admin,
-                             std::shared_ptr<Process> process) {
-  return kj::heap<NodeServer>(sessions, tenants, admin, std::move(process));
+wire::Node::Client make_node(const Devices& devices, const AdminParts& admin, std::shared_ptr<Process> process) {
+  return kj::heap<NodeServer>(devices, admin, std::move(process));
 }
 
 }  // namespace kvq

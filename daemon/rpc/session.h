@@ -5,12 +5,11 @@
 #pragma once
 
 #include "daemon/rpc/admin.h"
-#include "daemon/rpc/sessions.h"
+#include "daemon/rpc/devices.h"
 
 namespace kvq {
 
 // The bootstrap capability of the peer `process`. The references outlive it.
-wire::Node::Client make_node(Sessions& sessions, TenantChooser& tenants, const AdminParts& admin,
-                             std::shared_ptr<Process> process);
+wire::Node::Client make_node(const Devices& devices, const AdminParts& admin, std::shared_ptr<Process> process);
 
 }  // namespace kvq

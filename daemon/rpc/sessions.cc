@@ -33,6 +33,19 @@ bool descriptors_left(int any) {
 
 }  // namespace
 
+void watch_end(EventLoop& loop, const std::shared_ptr<Process>& process, std::function<void(const Process&)> ended) {
+  const auto seen = [tell = std::move(ended), weak = std::weak_ptr<Process>(process)] {
+    const auto gone = weak.lock();
+    if (gone == nullptr) return;
+    const auto tell_last = tell;  // what cancels the watch ends this closure
+    gone->ended_watch.cancel();
+    gone->ended = true;
+    tell_last(*gone);
+    if (gone->cut) gone->cut();  // a forked child may hold the socket open
+  };
+  process->ended_watch = loop.on_readable(process->peer.pidfd, seen);
+}
+
 void LiveSession::cut() const {
   if (process->cut) process->cut();
 }
@@ -141,17 +154,6 @@ void Sessions::hung_up(const Process& process) {
   for (const auto& session : of(process)) close(*session);
 }
 
-void Sessions::watch_end(const std::shared_ptr<Process>& process) {
-  process->ended_watch = loop_.on_readable(process->peer.pidfd, [this, weak = std::weak_ptr<Process>(process)] {
-    const auto ended = weak.lock();
-    if (ended == nullptr) return;
-    ended->ended_watch.cancel();
-    ended->ended = true;
-    process_ended(*ended);
-    if (ended->cut) ended->cut();  // a forked child may hold the socket open
-  });
-}
-
 void Sessions::process_ended(const Process& process) {
   if (left_) return;
   const std::uint64_t now_ms = loop_.now_ms();
@@ -195,6 +197,7 @@ void Sessions::push(const std::shared_ptr<LiveSession>& session, const SlabNotic
         call.setSlab(raw(notice.slab));
         call.setWritable(notice.writable);
         call.setMemory(make_memory(fd));
+        call.setSerial(notice.serial);
         return call.send().ignoreResult();
       }
       auto call = sink->unmapRequest();

@@ -30,6 +30,9 @@ struct Process {
   std::set<std::string> causes;  // of refusals that the log has already
 };
 
+// Watches the pidfd: when the process has ended, tells `ended` and cuts its connection.
+void watch_end(EventLoop& loop, const std::shared_ptr<Process>& process, std::function<void(const Process&)> ended);
+
 struct LiveSession final : private kj::TaskSet::ErrorHandler {
   LiveSession() : pushes(*this) {}
   ~LiveSession() noexcept(false) {}
@@ -74,8 +77,7 @@ class Sessions {
   void close(LiveSession& session);
   // Its connection is over. A request that waits keeps its Session capability alive: only this ends it.
   void hung_up(const Process& process);
-  // Watches the pidfd: when the process has ended, so have its sessions and its connection.
-  void watch_end(const std::shared_ptr<Process>& process);
+  // Its sessions have ended with it.
   void process_ended(const Process& process);
   // Ends what it holds now, cuts its connection and, with `kill`, its process. Errors: stale_id, and what the kill met:
   // the eviction stands then.
@@ -107,6 +109,7 @@ class Sessions {
   void settle();
 
   std::size_t size() const { return sessions_.size(); }
+  bool has(SessionId id) const { return sessions_.count(id) != 0; }
   std::size_t parked() const { return parked_.size(); }
   std::size_t owned_by(const Process& process) const;  // sessions that the connection serves
   std::size_t of_same_process(const Peer& peer) const;

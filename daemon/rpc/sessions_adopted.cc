@@ -30,7 +30,9 @@ void Sessions::take_up(const AdoptedSession& record) {
   session->process->peer.pid = static_cast<pid_t>(record.pid);
   session->process->peer.pidfd = kj::AutoCloseFd(kept.pidfd.release());
   sessions_[record.id] = session;
-  if (session->process->peer.pidfd.get() >= 0) watch_end(session->process);
+  if (session->process->peer.pidfd.get() >= 0) {
+    watch_end(loop_, session->process, [this](const Process& ended) { process_ended(ended); });
+  }
   if (!kept.problem.empty()) {
     options_.log("event=session_incomplete action=disconnect session=" + std::to_string(raw(record.id)) +
                  " pid=" + std::to_string(record.pid) + " problem=\"" + kept.problem + "\"");

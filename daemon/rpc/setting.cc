@@ -3,6 +3,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <set>
 
 #include "daemon/config_setting.h"
 #include "daemon/rpc/report.h"
@@ -51,7 +52,7 @@ std::optional<Refusal> set_of_tenant(Store& store, const std::string& key, const
   const auto dot = key.find('.');
   const std::string kind = key.substr(0, dot), name = key.substr(dot + 1);
   const auto tenant = store.find_tenant(name);
-  if (!tenant) return Refusal{Errc::invalid_argument, unknown_tenant(store, name)};
+  if (!tenant) return Refusal{Errc::invalid_argument, unknown_tenant({&store}, name)};
   Result<void> outcome;
   if (kind == "quota") {
     const auto bytes = parse_size(value);
@@ -70,9 +71,15 @@ std::optional<Refusal> set_of_tenant(Store& store, const std::string& key, const
 
 }  // namespace
 
-std::string unknown_tenant(const Store& store, const std::string& name) {
+bool names_tenant(const std::string& key) { return key.rfind("quota.", 0) == 0 || key.rfind("share.", 0) == 0; }
+
+std::string unknown_tenant(const std::vector<const Store*>& stores, const std::string& name) {
+  std::set<std::string> names;
+  for (const Store* store : stores) {
+    for (const TenantStatus& tenant : store->status().tenants) names.insert(tenant.name);
+  }
   std::string known;
-  for (const TenantStatus& tenant : store.status().tenants) known += (known.empty() ? "" : ", ") + tenant.name;
+  for (const std::string& tenant : names) known += (known.empty() ? "" : ", ") + tenant;
   return "no tenant is called \"" + printable(name, 80) + "\"; known: " + (known.empty() ? "none" : known);
 }
 
@@ -81,7 +88,7 @@ std::optional<Refusal> change_setting(Store& store, const std::string& key, cons
   if (key == "quantize_at" || key == "evict_at" || key == "refuse_at" || key == "relief") {
     return set_watermark(store, key, value, changed);
   }
-  if (key.rfind("quota.", 0) == 0 || key.rfind("share.", 0) == 0) return set_of_tenant(store, key, value, changed);
+  if (names_tenant(key)) return set_of_tenant(store, key, value, changed);
   return Refusal{Errc::invalid_argument,
                  "no setting is called \"" + printable(key, 80) +
                      "\"; use quantize_at, evict_at, refuse_at, relief, quota.TENANT or share.TENANT"};

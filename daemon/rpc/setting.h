@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "daemon/rpc/registration.h"
 
@@ -16,6 +17,9 @@ namespace kvq {
 std::optional<Refusal> change_setting(Store& store, const std::string& key, const std::string& value,
                                       nlohmann::ordered_json& changed);
 
-std::string unknown_tenant(const Store& store, const std::string& name);
+// Whether a setting of that key is a tenant's.
+bool names_tenant(const std::string& key);
+
+std::string unknown_tenant(const std::vector<const Store*>& stores, const std::string& name);
 
 }  // namespace kvq

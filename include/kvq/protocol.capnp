@@ -42,13 +42,19 @@ struct Registration {
   # token, the user or the process is another).
   resumeSession @9 :UInt32;
   resumeToken @10 :Data;      # 16 bytes: SegmentHeader.token of the session
+  # UUID of the GPU ("GPU-..." or "MIG-...") on which the kernels will run, "host", or empty where the daemon serves one device.
+  # Never an ordinal: CUDA_VISIBLE_DEVICES may differ on the two sides. Error: invalidArgument, naming what there is.
+  device @11 :Text;
 }
 
 interface Memory {}           # its descriptor is a memfd, or an eventfd for doorbells; dropping it drops the import
 
 # Implemented by the client. A reply is the acknowledgement that the slab is mapped (or no longer mapped).
 interface SlabSink {
-  map @0 (slab :UInt32, writable :Bool, memory :Memory) -> ();
+  # serial names the memory: another one at the same place is another slab, and replaces what is mapped there. Device
+  # memory comes as a descriptor of a physical allocation, or, where descriptors cannot pass, as a legacy handle (64 bytes;
+  # then `memory` is null).
+  map @0 (slab :UInt32, writable :Bool, memory :Memory, serial :UInt64, handle :Data) -> ();
   unmap @1 (slab :UInt32) -> ();
 }
 
@@ -56,6 +62,7 @@ interface SlabSink {
 interface Node {
   register @0 (request :Registration) -> (status :Status, session :Session, info :SessionInfo);
   admin @1 () -> (status :Status, admin :Admin);    # admin group or root only
+  devices @2 () -> (devices :List(Text));           # served here: "host", or UUIDs of GPUs
 }
 
 struct SessionInfo {
@@ -67,7 +74,10 @@ struct SessionInfo {
   slabBytes @5 :UInt64;
   daemonInstance @6 :UInt64;  # random per arena; processes share one mapping per (instance, tenant)
   coldFormat @7 :UInt8;       # Format the daemon quantizes to
-  device @8 :Text;            # "host"
+  device @8 :Text;            # "host" or "cuda"
+  deviceUuid @9 :Text;        # of the GPU that holds the pages; empty on the host
+  # Bytes of the mirror: the directory's entries (from entry 0, no header) in the device's memory; 0 where there is none.
+  mirrorBytes @10 :UInt64;
 }
 
 interface Session {
@@ -87,6 +97,8 @@ interface Session {
   # Pages of this session lost since count `since` (DaemonWords.lost_pages), with the sequences that hold them.
   lostPages @9 (since :UInt64) -> (status :Status, pages :List(UInt32), sequences :List(UInt32), now :UInt64);
   ping @10 () -> ();
+  # The mirror, to be imported read-only; once `ready` has returned.
+  mirror @11 () -> (memory :Memory, handle :Data);
 }
 
 # Replies are JSON documents (docs/operations.md lists the fields), so that kvqctl --json and its tables show the same.
@@ -94,7 +106,8 @@ interface Admin {
   status @0 () -> (json :Text);
   sessions @1 () -> (json :Text);
   tenants @2 () -> (json :Text);
-  pages @3 (tenant :Text, limit :UInt32) -> (status :Status, json :Text);
+  # device (empty: all): as in Registration.
+  pages @3 (tenant :Text, limit :UInt32, device :Text) -> (status :Status, json :Text);
   # Quantizes pages of `tenant` (empty: all) that nobody used for `idleMs`. dryRun: only says what it would do.
   quantize @4 (tenant :Text, idleMs :UInt64, dryRun :Bool) -> (status :Status, json :Text);
   # key: quantize_at, evict_at, refuse_at, relief, or quota.TENANT, share.TENANT. value: as in the config file.

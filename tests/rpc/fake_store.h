@@ -47,6 +47,7 @@ class FakeStore final : public Store {
   Watermarks watermarks;
   bool draining = false;
 
+  void count_from(std::uint32_t id) { last_id_ = id; }
   void announce(SessionId id, std::uint32_t slab, bool map) {
     if (map) live[id].unmapped.insert(slab);
     deliver({id, SlabId{slab}, map, map, map ? memory_fd_ : -1});

@@ -104,10 +104,10 @@ inline void fill(wire::Registration::Builder r, wire::SlabSink::Client sink) {
 
 class Harness {
  public:
-  // `before` fills the store before the server is made.
+  // `before` fills the store before the server is made. `others`: further devices, by their names.
   explicit Harness(
       RpcOptions options = {}, std::uint32_t slabs_at_open = 1,
-      const std::function<void(FakeStore&)>& before = [](auto&) {})
+      const std::function<void(FakeStore&)>& before = [](auto&) {}, const std::vector<std::string>& others = {})
       : store(slabs_at_open) {
     char name[] = "/tmp/kvq-rpc-XXXXXX";
     directory_ = ::mkdtemp(name);
@@ -125,7 +125,17 @@ class Harness {
     options.device = "host";
     before(store);
     options.log = [this](const std::string& line) { log.push_back(line); };
-    server = serve(loop, *io.lowLevelProvider, store, listening_, std::move(options));
+    std::vector<RpcPart> parts;
+    parts.push_back({store, options});
+    for (const std::string& name : others) {
+      auto& other = more.emplace_back(std::make_unique<FakeStore>(slabs_at_open));
+      const std::size_t part = more.size();
+      other->count_from(static_cast<std::uint32_t>(part) * kSessionsOfRange);
+      other->deliver = [this, part](const SlabNotice& notice) { server->deliver(notice, part); };
+      parts.push_back({*other, options});
+      parts.back().options.served_as = name;
+    }
+    server = serve(loop, *io.lowLevelProvider, std::move(parts), listening_);
     store.deliver = [this](const SlabNotice& notice) { server->deliver(notice); };
   }
   ~Harness() {
@@ -169,6 +179,7 @@ class Harness {
   kj::AsyncIoContext io = kj::setupAsyncIo();
   EventLoop loop{io};
   FakeStore store;
+  std::vector<std::unique_ptr<FakeStore>> more;  // of the other devices
   std::string path;
   std::vector<std::string> log;
   std::unique_ptr<RpcServer> server;

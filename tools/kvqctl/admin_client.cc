@@ -106,9 +106,10 @@ std::string AdminClient::sessions() { return wire_->send(wire_->admin.sessionsRe
 
 std::string AdminClient::tenants() { return wire_->send(wire_->admin.tenantsRequest()).getJson().cStr(); }
 
-std::string AdminClient::pages(const std::string& tenant, std::uint32_t limit) {
+std::string AdminClient::pages(const std::string& tenant, const std::string& device, std::uint32_t limit) {
   auto request = wire_->admin.pagesRequest();
   request.setTenant(tenant);
+  request.setDevice(device);
   request.setLimit(limit);
   auto response = wire_->send(kj::mv(request));
   Wire::require_ok(response.getStatus());

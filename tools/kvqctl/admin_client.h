@@ -34,7 +34,7 @@ class AdminClient {
   std::string status();
   std::string sessions();
   std::string tenants();
-  std::string pages(const std::string& tenant, std::uint32_t limit);
+  std::string pages(const std::string& tenant, const std::string& device, std::uint32_t limit);
   std::string quantize(const std::string& tenant, std::uint64_t idle_ms, bool dry_run);
   std::string set(const std::string& key, const std::string& value);
   std::string drain(std::uint32_t deadline_ms);

@@ -18,7 +18,7 @@ struct Options {
   std::string socket;
   bool json = false;
   double watch_s = 0;
-  std::string tenant;
+  std::string tenant, device;
   std::uint32_t limit = 100;
   std::uint64_t idle_ms = 0;
   bool dry_run = false;
@@ -66,7 +66,7 @@ void run_verb(const std::string& verb, const Options& o, AdminClient& admin) {
   if (verb == "status") return o.watch_s > 0 ? watch_status(o, admin) : show_once(o, admin);
   if (verb == "sessions") return print(o, admin.sessions(), show_sessions);
   if (verb == "tenants") return print(o, admin.tenants(), show_tenants);
-  if (verb == "pages") return print(o, admin.pages(o.tenant, o.limit), show_pages);
+  if (verb == "pages") return print(o, admin.pages(o.tenant, o.device, o.limit), show_pages);
   if (verb == "quantize") return print(o, admin.quantize(o.tenant, o.idle_ms, o.dry_run), show_quantize);
   if (verb == "set") return print(o, admin.set(o.key, o.value), show_set);
   if (verb == "evict-session") return print(o, admin.evict_session(o.session, o.kill), show_evict);
@@ -83,6 +83,7 @@ void add_verbs(CLI::App& app, Options& o) {
   auto* tenants = app.add_subcommand("tenants", "memory by tenant");
   auto* pages = app.add_subcommand("pages", "single pages");
   pages->add_option("--limit", o.limit, "at most so many")->check(CLI::Range(1, 10'000))->capture_default_str();
+  pages->add_option("--device", o.device, "on this device only: a GPU's UUID as kvqctl status names it, or host");
   auto* quantize = app.add_subcommand("quantize", "quantize dense pages that nobody used lately");
   quantize->add_option("--idle", o.idle_ms, "unused for at least so many ms")->capture_default_str();
   quantize->add_flag("--dry-run", o.dry_run, "only say what it would do");

@@ -58,6 +58,18 @@ std::string table(const std::vector<Row>& rows, const std::vector<std::size_t>& 
   return out;
 }
 
+// Puts column DEVICE behind column `at` where the rows are of more than one device. Row 0 has the heads.
+void add_devices(std::vector<Row>& rows, const Json& entries, std::size_t at, std::vector<std::size_t>& left) {
+  const auto device = [](const Json& entry) { return entry.value("device", ""); };
+  const auto is_other = [&](const Json& entry) { return device(entry) != device(entries.front()); };
+  if (entries.empty() || std::none_of(entries.begin(), entries.end(), is_other)) return;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    rows[i].insert(rows[i].begin() + static_cast<std::ptrdiff_t>(at), i == 0 ? "DEVICE" : device(entries[i - 1]));
+  }
+  for (std::size_t& column : left) column += column >= at ? 1 : 0;
+  left.push_back(at);
+}
+
 std::string tenants_table(const Json& tenants) {
   if (tenants.empty()) return "no tenants\n";
   std::vector<Row> rows = {{"TENANT", "LEVEL", "SESSIONS", "HOLDS", "QUOTA", "USED", "SHARE", "DENSE", "INT4", "PAGES",
@@ -75,7 +87,9 @@ std::string tenants_table(const Json& tenants) {
                     mib(dense_bytes), mib(cold_bytes), std::to_string(pages), number(t.at("cached_pages")),
                     mib(t.at("limbo_bytes")), mib(t.at("free_bytes"))});
   }
-  return table(rows, {0, 1});
+  std::vector<std::size_t> left = {0, 1};
+  add_devices(rows, tenants, 1, left);
+  return table(rows, left);
 }
 
 std::string state_of(const Json& session) {
@@ -105,34 +119,65 @@ std::string adopt_line(const Json& a) {
          " pages in " + number(a.at("slabs")) + " slabs; " + number(a.at("undone_bytes")) + " bytes undone";
 }
 
-}  // namespace
+// A device without a worker has nothing to be unwell.
+std::string device_line(const Json& s) {
+  const Json& health = s.at("device_health");
+  const std::string uuid = health.at("uuid"), text = health.at("text");
+  std::string out = s.at("device").get<std::string>();
+  if (!uuid.empty()) out += " " + uuid;
+  out += health.at("state") == "ok" ? ", ok" : ", DEGRADED: " + text;
+  if (uuid.empty()) return out;
+  return out + "; " + number(health.at("worker_restarts")) + " worker restarts, " + mib(health.at("overhead_bytes")) +
+         " beside pages";
+}
 
-std::string show_status(const Json& s) {
+std::vector<Row> device_rows(const Json& s) {
   const Json& arena = s.at("arena");
   const Json& marks = s.at("watermarks");
   const Json& transcodes = s.at("transcodes");
   const std::string draining = s.at("draining").get<bool>() ? ", draining" : "";
-  std::string out = table(
-      {{"kvqd", s.at("version").get<std::string>() + ", pid " + number(s.at("pid")) + ", up " +
-                    duration(s.at("uptime_ms")) + ", device " + s.at("device").get<std::string>()},
-       {"pressure", s.at("level").get<std::string>() + draining},
-       {"arena", mib(arena.at("bytes")) + " in slabs of " + mib(arena.at("slab_bytes")) + ": " +
-                     number(arena.at("slabs_used")) + " used (" + part_of(arena.at("slabs_used"), arena.at("slabs")) +
-                     "), " + number(arena.at("slabs_free")) + " free, " + number(arena.at("slabs_reserved")) +
-                     " of these for transcodes only"},
-       {"watermarks", "quantize at " + percent(marks.at("quantize_at")) + ", evict at " +
-                          percent(marks.at("evict_at")) + ", refuse at " + percent(marks.at("refuse_at")) +
-                          ", relief " + percent(marks.at("relief"))},
-       {"transcodes", number(transcodes.at("done")) + " done (" + mib(transcodes.at("bytes")) + "), " +
-                          number(transcodes.at("failed")) + " failed, " + number(transcodes.at("in_flight")) +
-                          " in flight"},
-       {"pages", number(s.at("dropped_pages")) + " dropped, " + number(s.at("limbo_slots")) + " slots in limbo"},
-       {"requests", number(s.at("parked_requests")) + " waiting for room, " + number(s.at("refusals")) + " refused"},
-       {"verified", verify_line(s.at("verify"))},
-       {"adopted", adopt_line(s.at("adopt"))},
-       {"sessions", number(s.at("sessions")) + " on " + number(s.at("connections")) + " connections"}},
-      {0, 1});
-  return out + "\n" + tenants_table(s.at("tenants"));
+  return {
+      {"device", device_line(s)},
+      {"pressure", s.at("level").get<std::string>() + draining},
+      {"arena", mib(arena.at("bytes")) + " in slabs of " + mib(arena.at("slab_bytes")) + ": " +
+                    number(arena.at("slabs_used")) + " used (" + part_of(arena.at("slabs_used"), arena.at("slabs")) +
+                    "), " + number(arena.at("slabs_free")) + " free, " + number(arena.at("slabs_reserved")) +
+                    " of these for transcodes only"},
+      {"watermarks", "quantize at " + percent(marks.at("quantize_at")) + ", evict at " + percent(marks.at("evict_at")) +
+                         ", refuse at " + percent(marks.at("refuse_at")) + ", relief " + percent(marks.at("relief"))},
+      {"transcodes", number(transcodes.at("done")) + " done (" + mib(transcodes.at("bytes")) + "), " +
+                         number(transcodes.at("failed")) + " failed, " + number(transcodes.at("in_flight")) +
+                         " in flight"},
+      {"pages", number(s.at("dropped_pages")) + " dropped, " + number(s.at("limbo_slots")) + " slots in limbo"},
+      {"requests", number(s.at("parked_requests")) + " waiting for room, " + number(s.at("refusals")) + " refused"},
+      {"verified", verify_line(s.at("verify"))},
+      {"adopted", adopt_line(s.at("adopt"))}};
+}
+
+}  // namespace
+
+std::string show_status(const Json& s) {
+  const std::string kvqd =
+      s.at("version").get<std::string>() + ", pid " + number(s.at("pid")) + ", up " + duration(s.at("uptime_ms"));
+  std::vector<Row> head = {{"kvqd", kvqd}};
+  for (const Json& absent : s.at("not_served")) {
+    head.push_back({"not served", "DEGRADED: " + absent.at("text").get<std::string>()});
+  }
+  if (!s.contains("devices")) {
+    std::vector<Row> rows = device_rows(s);
+    rows.insert(rows.begin(), head.begin(), head.end());
+    rows.push_back({"sessions", number(s.at("sessions")) + " on " + number(s.at("connections")) + " connections"});
+    return table(rows, {0, 1}) + "\n" + tenants_table(s.at("tenants"));
+  }
+  head.push_back({"sessions", number(s.at("sessions")) + " on " + number(s.at("devices").size()) + " devices, by " +
+                                  number(s.at("connections")) + " connections"});
+  std::string out = table(head, {0, 1});
+  for (const Json& device : s.at("devices")) {
+    std::vector<Row> rows = device_rows(device);
+    rows.push_back({"sessions", number(device.at("sessions"))});
+    out += "\n" + table(rows, {0, 1}) + "\n" + tenants_table(device.at("tenants"));
+  }
+  return out;
 }
 
 std::string show_sessions(const Json& document) {
@@ -151,7 +196,9 @@ std::string show_sessions(const Json& document) {
                     number(s.at("lost_pages")), number(s.at("credits")) + "/" + number(s.at("credits_target")),
                     number(s.at("commands_refused"))});
   }
-  std::string out = table(rows, {0, 2, 4, 5});
+  std::vector<std::size_t> left = {0, 2, 4, 5};
+  add_devices(rows, sessions, 2, left);
+  std::string out = table(rows, left);
   if (!hung.empty()) {
     out += "! hung: a step is open for longer than " + duration(document.at("step_deadline_ms")) +
            ", so it gets no new pages; kvqctl evict-session ends it (" + hung + ")\n";
@@ -171,7 +218,9 @@ std::string show_pages(const Json& document) {
                     number(p.at("slab")), number(p.at("slot")), number(p.at("references")), duration(p.at("idle_ms")),
                     p.at("indexed").get<bool>() ? "yes" : "no", p.at("stays_dense")});
   }
-  std::string out = table(rows, {0, 3, 4, 10});
+  std::vector<std::size_t> left = {0, 3, 4, 10};
+  add_devices(rows, pages, 0, left);
+  std::string out = table(rows, left);
   if (pages.size() >= document.at("limit").get<std::size_t>()) {
     out += "(the first " + std::to_string(pages.size()) + "; more with --limit)\n";
   }
