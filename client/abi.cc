@@ -3,6 +3,7 @@
 // Invariant: a function here checks its handle, sizes and pointers, and leaves the rest to the room.
 #include "client/abi.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -76,7 +77,7 @@ kvq_status kvq_register_model(kvq_client* client, const kvq_model_desc* desc, kv
     if (auto s = check_size("kvq_register_model", desc); s != KVQ_OK) return s;
     if (model == nullptr) return missing("kvq_register_model", "model");
     auto made = std::make_unique<kvq_model>();
-    if (auto s = Model::open(*c.connection, *desc, made->model); s != KVQ_OK) return s;
+    if (auto s = Model::open(*c.connection, as_of_now(*desc), made->model); s != KVQ_OK) return s;
     made->client = &c;
     c.models.fetch_add(1, std::memory_order_acq_rel);
     *model = made.release();
@@ -97,7 +98,10 @@ kvq_status kvq_model_close(kvq_model* model) {
 kvq_status kvq_model_get_info(kvq_model* model, kvq_model_info* info) {
   return call("kvq_model_get_info", model, [&](kvq_model& m) {
     if (auto s = check_size("kvq_model_get_info", info); s != KVQ_OK) return s;
-    m.model->get_info(*info);
+    kvq_model_info known{};
+    m.model->get_info(known);
+    known.size = info->size;
+    std::memcpy(info, &known, std::min(known.size, sizeof(known)));
     return KVQ_OK;
   });
 }
@@ -163,18 +167,12 @@ kvq_status kvq_lost_pages(kvq_model* model, uint64_t since, int32_t* pages, uint
 kvq_status kvq_step_begin(kvq_model* model, uint64_t* step) {
   return call("kvq_step_begin", model, [&](kvq_model& m) {
     if (step == nullptr) return missing("kvq_step_begin", "step");
-    if (auto s = m.model->check_data("kvq_step_begin"); s != KVQ_OK) return s;
-    if (auto s = m.model->check_session(); s != KVQ_OK) return s;
-    return m.model->steps().begin(*step);
+    return m.model->begin_step(*step);
   });
 }
 
 kvq_status kvq_step_end(kvq_model* model, uint64_t step, void* stream) {
-  return call("kvq_step_end", model, [&](kvq_model& m) {
-    if (stream != nullptr)
-      return fail(KVQ_ERR_INVALID_ARGUMENT, "kvq_step_end: stream must be NULL on the host device");
-    return m.model->steps().end(step);
-  });
+  return call("kvq_step_end", model, [&](kvq_model& m) { return m.model->end_step(step, stream); });
 }
 
 kvq_status kvq_append(kvq_model* model, const kvq_append_args* args) {
@@ -187,7 +185,7 @@ kvq_status kvq_append(kvq_model* model, const kvq_append_args* args) {
 kvq_status kvq_attend(kvq_model* model, const kvq_attend_args* args) {
   return call("kvq_attend", model, [&](kvq_model& m) {
     if (auto s = check_size("kvq_attend", args); s != KVQ_OK) return s;
-    return m.model->attend(*args);
+    return m.model->attend(as_of_now(*args));
   });
 }
 
@@ -204,11 +202,46 @@ kvq_status kvq_merge_states(float* out_a, float* lse_a, const float* out_b, cons
   });
 }
 
+kvq_status kvq_merge_states_on(kvq_model* model, float* out_a, float* lse_a, const float* out_b, const float* lse_b,
+                               uint64_t rows, uint32_t head_dim, void* stream) {
+  return call("kvq_merge_states_on", model, [&](kvq_model& m) {
+    if (rows == 0) return KVQ_OK;
+    if (out_a == nullptr || lse_a == nullptr || out_b == nullptr || lse_b == nullptr)
+      return missing("kvq_merge_states_on", "an array");
+    return m.model->merge(out_a, lse_a, out_b, lse_b, rows, head_dim, stream);
+  });
+}
+
+kvq_status kvq_attend_workspace_bytes(kvq_model* model, size_t* bytes) {
+  return call("kvq_attend_workspace_bytes", model, [&](kvq_model& m) {
+    return bytes == nullptr ? missing("kvq_attend_workspace_bytes", "bytes") : m.model->workspace_bytes(*bytes);
+  });
+}
+
+kvq_status kvq_get_fault(kvq_model* model, kvq_fault* fault) {
+  return call("kvq_get_fault", model, [&](kvq_model& m) {
+    if (auto s = check_size("kvq_get_fault", fault); s != KVQ_OK) return s;
+    *fault = kvq_fault{.size = fault->size};
+    m.model->take_fault(*fault);
+    return KVQ_OK;
+  });
+}
+
+kvq_status kvq_reattach(kvq_model* model) {
+  return call("kvq_reattach", model, [](kvq_model& m) { return m.model->reattach(); });
+}
+
 kvq_status kvq_set_aliases(kvq_model* model, const kvq_alias* aliases, size_t count) {
   return call("kvq_set_aliases", model, [&](kvq_model& m) {
     if (count != 0 && aliases == nullptr) return missing("kvq_set_aliases", "aliases");
-    if (auto s = m.model->check_open(); s != KVQ_OK) return s;
-    return m.model->aliases().set(aliases, count, m.model->memory().directory().capacity);
+    return m.model->set_aliases(aliases, count, true, nullptr);
+  });
+}
+
+kvq_status kvq_set_aliases_on(kvq_model* model, const kvq_alias* aliases, size_t count, void* stream) {
+  return call("kvq_set_aliases_on", model, [&](kvq_model& m) {
+    if (count != 0 && aliases == nullptr) return missing("kvq_set_aliases_on", "aliases");
+    return m.model->set_aliases(aliases, count, false, stream);
   });
 }
 

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <new>
@@ -58,13 +60,32 @@ kvq_status call(const char* name, Handle* handle, Body body) noexcept {
   return guarded(name, [&] { return body(*handle); });
 }
 
+// Length of the first version of a struct: members that came later are behind it.
+template <typename Struct>
+inline constexpr std::size_t kFirstSize = sizeof(Struct);
+template <>
+inline constexpr std::size_t kFirstSize<kvq_model_desc> = offsetof(kvq_model_desc, device);
+template <>
+inline constexpr std::size_t kFirstSize<kvq_model_info> = offsetof(kvq_model_info, device_uuid);
+template <>
+inline constexpr std::size_t kFirstSize<kvq_attend_args> = offsetof(kvq_attend_args, max_query_tokens);
+
 // Whether a caller's struct is at least as long as the first version of it.
 template <typename Struct>
 kvq_status check_size(const char* name, const Struct* value) {
   if (value == nullptr) return fail(KVQ_ERR_INVALID_ARGUMENT, "%s: the struct is NULL", name);
-  if (value->size >= sizeof(Struct)) return KVQ_OK;
+  if (value->size >= kFirstSize<Struct>) return KVQ_OK;
   return fail(KVQ_ERR_INVALID_ARGUMENT, "%s: size is %zu, expected %zu; set it to sizeof the struct", name, value->size,
               sizeof(Struct));
+}
+
+// A caller's struct, once its size is checked: members that it does not have yet are zero.
+template <typename Struct>
+Struct as_of_now(const Struct& value) {
+  if (value.size >= sizeof(Struct)) return value;
+  Struct whole{};
+  std::memcpy(&whole, &value, value.size);
+  return whole;
 }
 
 inline kvq_status missing(const char* name, const char* what) {

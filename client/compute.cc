@@ -2,10 +2,9 @@
 //
 // Invariant: page bytes are read and written only while a step of this session is open, so that no place is reused
 // meanwhile.
-#include <sched.h>
-
 #include <algorithm>
-#include <vector>
+#include <chrono>
+#include <thread>
 
 #include "client/last_error.h"
 #include "client/model.h"
@@ -14,17 +13,7 @@
 namespace kvq::client {
 namespace {
 
-constexpr std::int64_t kTokensPerPage = KVQ_PAGE_TOKENS;
-
-kvq_status in_layer(const char* call, std::uint32_t layer, const Error& error) {
-  return fail(static_cast<kvq_status>(error.code), "%s, layer %u: %s", call, layer, error.context);
-}
-
-int cpus() {
-  cpu_set_t set;
-  const int count = ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-  return std::clamp(count, 1, kMaxThreads);
-}
+constexpr std::uint32_t kSettleMs = 10'000;  // for steps that run on the GPU: far more than a forward pass takes
 
 kvq_status needs_step(const char* call, const Steps& steps) {
   if (steps.open() != 0) return KVQ_OK;
@@ -32,27 +21,16 @@ kvq_status needs_step(const char* call, const Steps& steps) {
               call);
 }
 
-std::int64_t pages_of(std::int32_t tokens) { return (std::max(tokens, 0) + kTokensPerPage - 1) / kTokensPerPage; }
-
-// The block tables of a call with aliases as page ids, rows of `stride` entries, in this thread's scratch memory.
-kvq_status translate_tables(const kvq_attend_args& args, const Aliases& aliases, std::vector<std::int32_t>& out,
-                            std::int64_t& stride) {
-  if (args.batch != 0 && (args.block_table == nullptr || args.seq_lengths == nullptr)) {
-    return fail(KVQ_ERR_INVALID_ARGUMENT, "kvq_attend, layer %u: block_table or seq_lengths is NULL", args.layer);
+// Polls until `over`, sleeping a little longer each time; false: not in time.
+template <typename Over>
+bool poll(std::uint32_t ms, Over over) {
+  const Deadline deadline(ms);
+  for (auto pause = std::chrono::microseconds(10); !over();
+       pause = std::min(2 * pause, std::chrono::microseconds(500))) {
+    if (deadline.left_ms() == 0) return over();
+    std::this_thread::sleep_for(pause);
   }
-  stride = 0;
-  for (std::uint32_t b = 0; b < args.batch; ++b) stride = std::max(stride, pages_of(args.seq_lengths[b]));
-  if (stride > args.block_table_stride && args.batch > 1) {
-    return fail(KVQ_ERR_INVALID_ARGUMENT,
-                "kvq_attend, layer %u: a sequence needs %lld pages, block_table_stride is %lld", args.layer,
-                static_cast<long long>(stride), static_cast<long long>(args.block_table_stride));
-  }
-  out.resize(static_cast<std::size_t>(args.batch) * static_cast<std::size_t>(stride));
-  for (std::uint32_t b = 0; b < args.batch; ++b) {
-    aliases.translate_row(args.block_table + b * args.block_table_stride,
-                          static_cast<std::size_t>(pages_of(args.seq_lengths[b])), out.data() + b * stride);
-  }
-  return KVQ_OK;
+  return true;
 }
 
 }  // namespace
@@ -65,26 +43,19 @@ kvq_status Model::append(const kvq_append_args& args) {
   }
   if (args.tokens == 0) return KVQ_OK;
   if (args.slots == nullptr) return fail(KVQ_ERR_INVALID_ARGUMENT, "kvq_append, layer %u: slots is NULL", args.layer);
-  const std::int64_t* slots = args.slots;
-  thread_local std::vector<std::int64_t> translated;
-  if (args.slots_are_aliases != 0) {
-    translated.resize(args.tokens);
-    aliases_.translate_slots(args.slots, args.tokens, translated.data());
-    slots = translated.data();
-  }
-  const auto done = kvq::append({.model = view(),
-                                 .pages = pages(),
-                                 .layer = args.layer,
-                                 .dtype = geometry_.layer[args.layer].dtype,
-                                 .k = args.k,
-                                 .v = args.v,
-                                 .k_token_stride = args.k_token_stride,
-                                 .k_head_stride = args.k_head_stride,
-                                 .v_token_stride = args.v_token_stride,
-                                 .v_head_stride = args.v_head_stride,
-                                 .slots = slots,
-                                 .tokens = args.tokens});
-  if (!done) return in_layer("kvq_append", args.layer, done.error());
+  const AppendCall call{.model = view(),
+                        .pages = pages(),
+                        .layer = args.layer,
+                        .dtype = geometry_.layer[args.layer].dtype,
+                        .k = args.k,
+                        .v = args.v,
+                        .k_token_stride = args.k_token_stride,
+                        .k_head_stride = args.k_head_stride,
+                        .v_token_stride = args.v_token_stride,
+                        .v_head_stride = args.v_head_stride,
+                        .slots = args.slots,
+                        .tokens = args.tokens};
+  if (auto s = side_->append(call, args, aliases_); s != KVQ_OK) return s;
   kill_point(KillPoint::client_page_written);
   return KVQ_OK;
 }
@@ -107,16 +78,9 @@ kvq_status Model::attend(const kvq_attend_args& args) {
     return fail(KVQ_ERR_WRONG_LAYOUT, "kvq_attend: q_dtype %u or out_dtype %u is none of fp16 (0), bf16 (1), fp32 (2)",
                 args.q_dtype, args.out_dtype);
   }
-  const std::int32_t* tables = args.block_table;
-  std::int64_t stride = args.block_table_stride;
-  thread_local std::vector<std::int32_t> translated;
-  if (args.table_has_aliases != 0) {
-    if (auto s = translate_tables(args, aliases_, translated, stride); s != KVQ_OK) return s;
-    tables = translated.data();
-  }
   AttentionCall call{.model = view(), .pages = pages(), .layer = args.layer, .batch = args.batch};
-  call.block_tables = tables;
-  call.block_table_stride = stride;
+  call.block_tables = args.block_table;
+  call.block_table_stride = args.block_table_stride;
   call.lengths = args.seq_lengths;
   call.query_starts = args.query_starts;
   call.q = args.q;
@@ -134,12 +98,81 @@ kvq_status Model::attend(const kvq_attend_args& args) {
   call.softcap = args.soft_cap;
   call.alibi = args.alibi_slopes;
   call.sinks = args.sinks;
-  call.threads = args.threads == 0 ? cpus() : static_cast<int>(std::min<std::uint32_t>(args.threads, kMaxThreads));
-  const auto done = kvq::attend(call);
-  return done ? KVQ_OK : in_layer("kvq_attend", args.layer, done.error());
+  kvq_attend_args used = args;
+  if (used.workspace == nullptr) used.workspace_bytes = workspace_bytes_;
+  return side_->attend(call, used, aliases_);
 }
 
-kvq_status Model::copy_page(PageId from, PageId to) {
+kvq_status Model::merge(float* out_a, float* lse_a, const float* out_b, const float* lse_b, std::uint64_t rows,
+                        std::uint32_t head_dim, void* stream) {
+  if (auto s = check_data("kvq_merge_states_on"); s != KVQ_OK) return s;
+  return side_->merge(out_a, lse_a, out_b, lse_b, rows, head_dim, stream);
+}
+
+kvq_status Model::workspace_bytes(std::size_t& bytes) {
+  if (auto s = check_data("kvq_attend_workspace_bytes"); s != KVQ_OK) return s;
+  bytes = 0;
+  for (const std::uint16_t heads : query_heads_) {
+    std::size_t wanted = 0;
+    if (auto s = side_->workspace_bytes(view(), heads, wanted); s != KVQ_OK) return s;
+    bytes = std::max(bytes, wanted);
+  }
+  return KVQ_OK;
+}
+
+kvq_status Model::begin_step(std::uint64_t& step) {
+  if (auto s = check_data("kvq_step_begin"); s != KVQ_OK) return s;
+  if (auto s = check_session(); s != KVQ_OK) return s;
+  if (auto s = side_->check_context(); s != KVQ_OK) return s;
+  return steps_.begin(step);
+}
+
+// Waits for what still runs on the GPU; when its context is lost, nothing does.
+kvq_status Model::settle_running(const char* call) {
+  if (steps_.running() == 0) return KVQ_OK;
+  if (side_->ask_context() != KVQ_OK) {
+    steps_.end_lost();
+    return KVQ_OK;
+  }
+  if (poll(kSettleMs, [this] { return steps_.running() == 0; })) return KVQ_OK;
+  return fail(KVQ_ERR_LIMIT_REACHED, "%s: %u steps still run on the GPU after %u ms; synchronize their streams first",
+              call, steps_.running(), kSettleMs);
+}
+
+kvq_status Model::set_aliases(const kvq_alias* aliases, std::size_t count, bool now, void* stream) {
+  if (auto s = check_open(); s != KVQ_OK) return s;
+  if (auto s = side_->check_context(); s != KVQ_OK) return s;
+  if (now) {
+    if (auto s = settle_running("kvq_set_aliases"); s != KVQ_OK) return s;
+  }
+  if (auto s = aliases_.set(aliases, count, memory().directory().capacity); s != KVQ_OK) return s;
+  return now ? side_->show_aliases_now(aliases, count) : side_->show_aliases(aliases, count, stream);
+}
+
+kvq_status Model::reattach() {
+  if (auto s = check_data("kvq_reattach"); s != KVQ_OK) return s;
+  if (side_->ask_context() == KVQ_OK) return KVQ_OK;
+  if (steps_.open() != 0) {
+    return fail(KVQ_ERR_INVALID_ARGUMENT, "kvq_reattach: %u steps are open; end them first, they run no more",
+                steps_.open());
+  }
+  steps_.end_lost();
+  if (auto s = grant_.memory->renew(); s != KVQ_OK) return s;
+  return side_->reattach(aliases_);
+}
+
+// The step has ended on the device, not only been given to end_step.
+kvq_status Model::wait_until_over(std::uint64_t step) {
+  if (step == 0 || steps_.is_over(step) || !on_gpu()) return KVQ_OK;
+  if (auto s = side_->ask_context(); s != KVQ_OK) return s;
+  if (poll(steps_.is_open(step) ? 0 : kSettleMs, [this, step] { return steps_.is_over(step); })) return KVQ_OK;
+  return fail(KVQ_ERR_INVALID_ARGUMENT,
+              "a page that step %llu writes cannot be copied yet: the step is not over; end it first",
+              static_cast<unsigned long long>(step));
+}
+
+kvq_status Model::copy_page(PageId from, PageId to, std::uint64_t written_in) {
+  if (auto s = wait_until_over(written_in); s != KVQ_OK) return s;
   const InternalStep step(steps_);
   if (step.status() != KVQ_OK) return step.status();
   const Entry source = entry(from), target = entry(to);
@@ -152,12 +185,7 @@ kvq_status Model::copy_page(PageId from, PageId to) {
     return fail(KVQ_ERR_WRONG_LAYOUT, "page %u has format %zu, unknown to this libkvq", raw(from), format);
   }
   const PageLayout& dense = layouts_[static_cast<std::size_t>(Format::dense)];
-  std::byte* base = memory().arena();
-  const auto done =
-      transcode_page(geometry_, layouts_[format], base + source.offset_bytes, dense, base + target.offset_bytes);
-  return done
-             ? KVQ_OK
-             : fail(static_cast<kvq_status>(done.error().code), "copying page %u: %s", raw(from), done.error().context);
+  return side_->copy_page(view(), {from, layouts_[format], source.offset_bytes, dense, target.offset_bytes});
 }
 
 }  // namespace kvq::client

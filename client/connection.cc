@@ -10,6 +10,7 @@
 #include <cstring>
 #include <thread>
 
+#include "client/device.h"
 #include "client/last_error.h"
 #include "client/link.h"
 #include "client/wire.h"
@@ -111,7 +112,34 @@ kvq_status Connection::call(Session* session, std::uint32_t deadline_ms, const c
       timeout_ms, timeout);
 }
 
-kvq_status Connection::register_model(const RegisterRequest& request, Grant& grant, std::unique_ptr<Session>& session) {
+// A kvqd that does not know the question serves one device.
+kvq_status Connection::devices(std::uint32_t deadline_ms, std::vector<std::string>& out) {
+  return call(nullptr, deadline_ms, "the question for its devices", [&](std::uint32_t) -> kj::Promise<Reply> {
+    return link_->node().devicesRequest().send().then(
+        [&out](auto&& response) -> kj::Promise<Reply> {
+          out.clear();
+          for (const auto name : response.getDevices()) out.emplace_back(name.cStr());
+          return Reply{};
+        },
+        [](kj::Exception&& exception) -> kj::Promise<Reply> {
+          if (exception.getType() == kj::Exception::Type::UNIMPLEMENTED) return Reply{};
+          return kj::mv(exception);
+        });
+  });
+}
+
+// On the caller's thread, since its CUDA context counts.
+kvq_status Connection::name_device(RegisterRequest& request) {
+  if (!request.device.empty() || request.role == KVQ_ROLE_CONTROL) return KVQ_OK;
+  std::vector<std::string> served;
+  if (auto s = devices(request.deadline_ms, served); s != KVQ_OK || served.size() < 2) return s;
+  VisibleGpus visible;
+  if (auto s = find_visible_gpus(visible); s != KVQ_OK) return s;
+  return choose_served(served, visible, request.device);
+}
+
+kvq_status Connection::register_model(RegisterRequest request, Grant& grant, std::unique_ptr<Session>& session) {
+  if (auto s = name_device(request); s != KVQ_OK) return s;
   std::shared_ptr<Session::Wire> wire;
   const kvq_status status = call(nullptr, request.deadline_ms, "the registration",
                                  [&](std::uint32_t) { return register_on_loop(*link_, request, grant, wire); });

@@ -48,6 +48,7 @@ struct RegisterRequest {
   bool format_floor_dense = false;
   std::uint32_t credits = 0;
   std::uint32_t deadline_ms = 0;
+  std::string device;  // UUID or "host"; empty: the daemon's own
 };
 
 // What a registration brings: all of it ready to use.
@@ -96,11 +97,15 @@ class Connection {
   Connection& operator=(const Connection&) = delete;
 
   // Registers a model, maps everything, returns once all slabs of the tenant are mapped. Errors: as kvq_register_model.
-  kvq_status register_model(const RegisterRequest& request, Grant& grant, std::unique_ptr<Session>& session);
+  kvq_status register_model(RegisterRequest request, Grant& grant, std::unique_ptr<Session>& session);
 
  private:
   using Attempt = std::function<kj::Promise<Reply>(std::uint32_t left_ms)>;
   Connection(std::string path, std::string label);
+  // What kvqd serves; none: it does not say, and has one.
+  kvq_status devices(std::uint32_t deadline_ms, std::vector<std::string>& out);
+  // Fills `request.device` where it is empty and kvqd has several.
+  kvq_status name_device(RegisterRequest& request);
   // `session` null: a call on the daemon itself.
   kvq_status call(Session* session, std::uint32_t deadline_ms, const char* what, const Attempt& attempt);
 

@@ -40,6 +40,7 @@ class Link {
   kj::Promise<Reply> call(SessionWire session, std::uint32_t deadline_ms, const Attempt& attempt);
 
   wire::Node::Client& node() { return peer_->node; }
+  kj::Timer& timer() { return io_.provider->getTimer(); }
   const std::string& label() const { return label_; }
   std::uint64_t number() const { return number_; }  // of the peer: sockets so far
   void add(SessionWire session) { sessions_.insert(kj::mv(session)); }

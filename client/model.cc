@@ -72,32 +72,50 @@ kvq_status Model::open(Connection& connection, const kvq_model_desc& desc, std::
   request.format_floor_dense = desc.format_floor_dense != 0;
   request.credits = desc.credits != 0 ? desc.credits : kDefaultCredits;
   request.deadline_ms = desc.deadline_ms != 0 ? desc.deadline_ms : kDefaultDeadlineMs;
+  request.device = desc.device != nullptr ? desc.device : "";
   Grant grant;
   std::unique_ptr<Connection::Session> session;
   if (auto s = connection.register_model(request, grant, session); s != KVQ_OK) return s;
-  out.reset(new Model(desc, request.geometry, std::move(grant), std::move(session)));
+  std::unique_ptr<ModelSide> side = make_control_side();
+  if (desc.role != KVQ_ROLE_CONTROL) {
+    auto& segment = *reinterpret_cast<Segment*>(grant.segment->data());
+    if (auto s = grant.memory->make_model_side(segment, side); s != KVQ_OK) return s;
+  }
+  std::shared_ptr<Model> made(new Model(desc, request.geometry, std::move(grant), std::move(session), std::move(side)));
+  if (made->on_gpu()) {
+    if (auto s = made->workspace_bytes(made->workspace_bytes_); s != KVQ_OK) return s;
+  }
+  out = std::move(made);
   return KVQ_OK;
 }
 
 Model::Model(const kvq_model_desc& desc, const ModelGeometry& geometry, Grant grant,
-             std::unique_ptr<Connection::Session> session)
+             std::unique_ptr<Connection::Session> session, std::unique_ptr<ModelSide> side)
     : geometry_(geometry),
       role_(desc.role),
       floor_dense_(desc.format_floor_dense != 0),
       grant_(std::move(grant)),
       session_(std::move(session)),
-      steps_(segment(), memory().directory()),
+      side_(std::move(side)),
+      steps_(segment(), memory().directory(), *side_),
       rings_(segment(), grant_.doorbell.get()) {
   for (std::uint32_t f = 1; f < kFormatCount; ++f) layouts_[f] = make_layout(geometry_, static_cast<Format>(f));
   for (std::uint32_t i = 0; i < desc.layer_count; ++i) query_heads_.push_back(desc.layers[i].query_heads);
   const std::span<const std::uint8_t, 32> fingerprint(desc.fingerprint);
   root_ = thread_hasher().root(std::span<const std::uint8_t, 32>(grant_.salt), fingerprint, geometry_);
   digest_ = thread_hasher().model_digest(fingerprint, geometry_);
+  if (on_gpu()) grant_.memory->watch(grant_.session, segment());
 }
+
+Model::~Model() { grant_.memory->unwatch(grant_.session); }
 
 kvq_status Model::close() {
   if (steps_.open() != 0) {
     return fail(KVQ_ERR_INVALID_ARGUMENT, "%u steps are open; end them before the model is closed", steps_.open());
+  }
+  if (steps_.running() != 0 && side_->ask_context() != KVQ_OK) steps_.end_lost();
+  if (const std::uint32_t running = steps_.running(); running != 0) {
+    return fail(KVQ_ERR_INVALID_ARGUMENT, "%u steps still run on the GPU; synchronize the stream first", running);
   }
   const Lock held = lock();
   closed_.store(true, std::memory_order_release);
@@ -246,6 +264,7 @@ void Model::get_info(kvq_model_info& out) const {
   out.cold_page_bytes = layouts_[static_cast<std::size_t>(grant_.cold_format) % kFormatCount].page_bytes;
   out.cold_format = static_cast<kvq_format>(grant_.cold_format);
   out.device = grant_.device.c_str();
+  out.device_uuid = shape.device_uuid.c_str();
 }
 
 }  // namespace kvq::client

@@ -15,6 +15,7 @@
 
 #include "client/aliases.h"
 #include "client/connection.h"
+#include "client/device.h"
 #include "client/prefix_keys.h"
 #include "client/rings.h"
 #include "client/steps.h"
@@ -42,7 +43,10 @@ class Model {
   using Lock = std::unique_lock<std::mutex>;
 
   static kvq_status open(Connection& connection, const kvq_model_desc& desc, std::shared_ptr<Model>& out);
-  kvq_status close();  // INVALID_ARGUMENT while a step is open
+  ~Model();
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+  kvq_status close();  // INVALID_ARGUMENT while a step is open, or runs on the GPU
 
   kvq_status check_open() const;                  // STALE_ID once closed
   kvq_status check_session() const;               // also DAEMON_GONE once the session is lost
@@ -69,10 +73,20 @@ class Model {
   kvq_status lost_pages(std::uint64_t since, LostPages& out);
   void get_info(kvq_model_info& out) const;
 
-  // Copies a page of any format into the open page `to`, dense, inside a step of its own.
-  kvq_status copy_page(PageId from, PageId to);
+  // Copies a page of any format into the open page `to`, dense, inside a step of its own. Step `written_in` of this
+  // session wrote to it last (0: none that may still run); it is waited for.
+  kvq_status copy_page(PageId from, PageId to, std::uint64_t written_in);
   kvq_status append(const kvq_append_args& args);
   kvq_status attend(const kvq_attend_args& args);
+  kvq_status merge(float* out_a, float* lse_a, const float* out_b, const float* lse_b, std::uint64_t rows,
+                   std::uint32_t head_dim, void* stream);
+  kvq_status workspace_bytes(std::size_t& bytes);
+  kvq_status begin_step(std::uint64_t& step);
+  kvq_status end_step(std::uint64_t step, void* stream) { return steps_.end(step, stream); }
+  // `now`: waits for the steps that run; else in the order of `stream`.
+  kvq_status set_aliases(const kvq_alias* aliases, std::size_t count, bool now, void* stream);
+  void take_fault(kvq_fault& out) { side_->take_fault(out); }
+  kvq_status reattach();
 
   Connection::Session& session() { return *session_; }
   const TenantMemory& memory() const { return *grant_.memory; }
@@ -84,16 +98,18 @@ class Model {
   const ModelGeometry& geometry() const { return geometry_; }
   int notice_fd() const { return grant_.notice.get(); }
   Steps& steps() { return steps_; }
-  Aliases& aliases() { return aliases_; }
   Entry entry(PageId page) const { return unpack_entry(load_entry<SharedMemory>(memory().entries()[raw(page)])); }
 
  private:
   Model(const kvq_model_desc& desc, const ModelGeometry& geometry, Grant grant,
-        std::unique_ptr<Connection::Session> session);
+        std::unique_ptr<Connection::Session> session, std::unique_ptr<ModelSide> side);
+  bool on_gpu() const { return !control() && !memory().shape().device_uuid.empty(); }
+  kvq_status wait_until_over(std::uint64_t step);
+  kvq_status settle_running(const char* call);
   void push_release(SequenceId id);
   Segment& segment() const { return *reinterpret_cast<Segment*>(grant_.segment->data()); }
   ModelView view() const { return {&geometry_, layouts_}; }
-  PageSource pages() const { return {memory().entries(), memory().directory().capacity, memory().arena()}; }
+  PageSource pages() const { return {memory().kernel_entries(), memory().directory().capacity, memory().arena()}; }
 
   ModelGeometry geometry_;
   PageLayout layouts_[kFormatCount];
@@ -104,8 +120,10 @@ class Model {
   Grant grant_;
   const std::unique_ptr<Connection::Session> session_;
   std::atomic<bool> closed_{false};
-  Steps steps_;
   Aliases aliases_;
+  std::size_t workspace_bytes_ = 0;  // of the model's own, for any attend call; 0 on the host
+  std::unique_ptr<ModelSide> side_;  // gone before the segment in grant_
+  Steps steps_;
   std::mutex mutex_;
   Rings rings_;                          // guarded by mutex_
   std::vector<SequenceId> unreleased_;   // guarded by mutex_: the ring had no room for their release

@@ -51,6 +51,24 @@ void fill(wire::Registration::Builder out, const RegisterRequest& request, const
   out.setPageTokens(kPageTokens);
   out.setFormatFloorDense(request.format_floor_dense);
   out.setCredits(request.credits);
+  out.setDevice(request.device);
+}
+
+Reply on_this_thread(kvq_status status) { return status == KVQ_OK ? Reply{} : failure(status, last_error()); }
+
+// Where the pages are: on the host, or on the GPU of a UUID, which then has a copy of the directory, too.
+Reply name_device(Registering& r, wire::SessionInfo::Reader info) {
+  if (r.grant.device == "host") return {};
+  if (r.grant.device != "cuda" || info.getDeviceUuid().size() == 0 || info.getMirrorBytes() < sizeof(DirectoryEntry)) {
+    return failure(KVQ_ERR_VERSION_MISMATCH, "kvqd keeps its pages on device \"" + r.grant.device + "\" (\"" +
+                                                 info.getDeviceUuid().cStr() + "\", mirror of " +
+                                                 std::to_string(info.getMirrorBytes()) +
+                                                 " bytes), of which this libkvq does not know; install kvqd and "
+                                                 "libkvq of one release");
+  }
+  r.shape.device_uuid = info.getDeviceUuid().cStr();
+  r.shape.mirror_bytes = info.getMirrorBytes();
+  return {};
 }
 
 Reply accept_info(Registering& r, wire::SessionInfo::Reader info) {
@@ -67,15 +85,17 @@ Reply accept_info(Registering& r, wire::SessionInfo::Reader info) {
   r.grant.device = info.getDevice().cStr();
   r.grant.cold_format = static_cast<Format>(info.getColdFormat());
   r.shape = {info.getDaemonInstance(), TenantId{info.getTenant()}, info.getArenaBytes(), info.getSlabBytes()};
+  if (auto known = name_device(r, info); known.status != KVQ_OK) return known;
   r.grant.memory = TenantMemory::of(r.shape);
+  if (r.request.role != KVQ_ROLE_CONTROL) {
+    if (auto s = r.grant.memory->open_device(); s != KVQ_OK) return on_this_thread(s);
+  }
   r.sink->memory = r.grant.memory;
   r.sink->session = r.grant.session;
   r.sink->link = r.link.number();
   r.accepted.fulfiller->fulfill();
   return {};
 }
-
-Reply on_this_thread(kvq_status status) { return status == KVQ_OK ? Reply{} : failure(status, last_error()); }
 
 Reply map_all(Registering& r) {
   if (auto s = r.grant.memory->map_tables(r.fds[0].get(), r.fds[1].get()); s != KVQ_OK) return on_this_thread(s);
@@ -90,10 +110,23 @@ Reply map_all(Registering& r) {
   return {};
 }
 
+// What kernels read in place of the directory; there is one once the session is ready.
+kj::Promise<Reply> fetch_mirror(const std::shared_ptr<Registering>& r) {
+  if (r->shape.mirror_bytes == 0 || r->request.role == KVQ_ROLE_CONTROL) return Reply{};
+  return r->wire->session.mirrorRequest().send().then([r](auto&& response) -> kj::Promise<Reply> {
+    if (!response.hasMemory()) return on_this_thread(no_descriptor("the directory's mirror"));
+    return take_descriptor(response.getMemory()).then([r](int number) {
+      const Fd fd(number);
+      return on_this_thread(r->grant.memory->map_mirror(fd.get()));
+    });
+  });
+}
+
 kj::Promise<Reply> wait_until_ready(const std::shared_ptr<Registering>& r) {
-  return r->wire->session.readyRequest().send().then([r](auto&& response) -> Reply {
-    if (r->sink->first_error.status != KVQ_OK) return r->sink->first_error;
-    return reply_of(response.getStatus());
+  return r->wire->session.readyRequest().send().then([r](auto&& response) -> kj::Promise<Reply> {
+    if (r->sink->first_error.status != KVQ_OK) return Reply(r->sink->first_error);
+    const Reply ready = reply_of(response.getStatus());
+    return ready.status == KVQ_OK ? fetch_mirror(r) : kj::Promise<Reply>(ready);
   });
 }
 
@@ -134,7 +167,8 @@ kj::Promise<Reply> register_on_loop(Link& link, const RegisterRequest& request, 
   auto call = link.node().registerRequest();
   fill(call.initRequest(), request, link.label());
   if (request.role != KVQ_ROLE_CONTROL) {
-    call.getRequest().setSlabs(kj::heap<SlabSinkServer>(r->sink, link.number(), kj::mv(r->accepted.promise)));
+    call.getRequest().setSlabs(
+        kj::heap<SlabSinkServer>(r->sink, link.number(), kj::mv(r->accepted.promise), link.timer()));
   }
   auto ready = call.send().then([r](auto&& response) -> kj::Promise<Reply> {
     Reply reply = reply_of(response.getStatus());
@@ -161,7 +195,7 @@ kj::Promise<Resumed> resume_on_loop(Link& link, Connection::Session::Wire& sessi
   request.setResumeSession(raw(session.sink->session));
   request.setResumeToken(kj::arrayPtr(session.token, sizeof(session.token)));
   if (session.request.role != KVQ_ROLE_CONTROL) {
-    request.setSlabs(kj::heap<SlabSinkServer>(session.sink, link.number(), kj::mv(accepted)));
+    request.setSlabs(kj::heap<SlabSinkServer>(session.sink, link.number(), kj::mv(accepted), link.timer()));
   }
   return call.send().then([&session](auto&& response) -> Resumed {
     const Reply reply = reply_of(response.getStatus());

@@ -185,6 +185,7 @@ kvq_status Sequence::commit(std::span<const std::uint32_t> tokens, std::uint64_t
   const std::uint64_t first_new = full_pages();
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   committed_ = tokens_.size();
+  if (own_step) written_in_ = std::max(written_in_, step);
   if (!private_) {
     PrefixHasher& hasher = thread_hasher();
     for (std::uint64_t p = first_new; p < full_pages(); ++p) {

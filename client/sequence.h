@@ -74,6 +74,7 @@ class Sequence {
   std::vector<ExtraKey> extra_keys_;
   std::uint64_t committed_ = 0;
   std::uint64_t first_kept_ = 0;
+  std::uint64_t written_in_ = 0;  // newest own step that wrote committed tokens, as commit was told
   bool private_ = false, floor_dense_ = false, parked_ = false, view_ = false;
 };
 

@@ -72,7 +72,7 @@ kvq_status Sequence::cut_inside_sealed(std::uint64_t tokens, std::uint32_t deadl
   std::vector<MagazineItem> fresh;
   if (auto s = take_credits(*model_, 1, deadline_ms, fresh); s != KVQ_OK) return s;
   const std::uint64_t at = tokens / kPageTokens;
-  const kvq_status copied = model_->copy_page(places_[at].page, fresh[0].page);
+  const kvq_status copied = model_->copy_page(places_[at].page, fresh[0].page, written_in_);
   Model::Lock lock = model_->lock();
   if (auto s = model_->prepare(lock, 3, 0, Deadline(0)); s != KVQ_OK) return s;
   if (copied != KVQ_OK) {
@@ -119,7 +119,8 @@ kvq_status Sequence::fork(std::uint32_t deadline_ms, std::unique_ptr<Sequence>& 
   }
   std::vector<MagazineItem> fresh;
   if (auto s = take_credits(*model_, unfinished ? 1 : 0, deadline_ms, fresh); s != KVQ_OK) return s;
-  const kvq_status copied = unfinished ? model_->copy_page(places_[full_pages()].page, fresh[0].page) : KVQ_OK;
+  const kvq_status copied =
+      unfinished ? model_->copy_page(places_[full_pages()].page, fresh[0].page, written_in_) : KVQ_OK;
   std::unique_ptr<Sequence> child(new Sequence(model_));
   if (auto s = share_with(*child, fresh, copied); s != KVQ_OK) return s;
   out = std::move(child);
@@ -140,6 +141,7 @@ kvq_status Sequence::share_with(Sequence& child, const std::vector<MagazineItem>
   child.keys_ = keys_;
   child.extra_keys_ = extra_keys_;
   child.committed_ = committed_;
+  child.written_in_ = written_in_;
   child.first_kept_ = first_kept_;
   child.private_ = private_;
   child.floor_dense_ = floor_dense_;

@@ -1,22 +1,19 @@
-// Invariant: the arena's address range is reserved once as PROT_NONE; mmap(MAP_FIXED) only ever replaces whole slabs
-// inside it.
+// Invariant: the device maps and unmaps whole slabs, each under the mutex, and forgets none that is in slabs_.
 #include "client/tenant_memory.h"
 
-#include <sys/mman.h>
-#include <sys/stat.h>
-
-#include <cerrno>
-#include <cstring>
+#include <algorithm>
+#include <atomic>
+#include <tuple>
 #include <utility>
 
 #include "client/fork_guard.h"
 #include "client/last_error.h"
-#include "kvq/result.h"
+#include "kvq/step_protocol.h"
 
 namespace kvq::client {
 namespace {
 
-using RegistryKey = std::pair<std::uint64_t, std::uint32_t>;  // daemon instance, tenant
+using RegistryKey = std::tuple<std::uint64_t, std::uint32_t, std::string>;  // daemon instance, tenant, device
 
 struct Registry {
   const std::uint64_t generation = fork_generation();
@@ -41,15 +38,26 @@ Registry& registry() {
 std::shared_ptr<TenantMemory> TenantMemory::of(const Shape& shape) {
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
-  auto& known = all.memories[{shape.daemon_instance, raw(shape.tenant)}];
+  auto& known = all.memories[{shape.daemon_instance, raw(shape.tenant), shape.device_uuid}];
   if (auto memory = known.lock()) return memory;
   auto memory = std::make_shared<TenantMemory>(shape);
   known = memory;
   return memory;
 }
 
-TenantMemory::~TenantMemory() {
-  if (std::byte* base = arena(); base != nullptr) ::munmap(base, shape_.arena_bytes);
+TenantMemory::TenantMemory(const Shape& shape)
+    : shape_(shape),
+      device_(shape.device_uuid.empty() ? make_host_side(shape.arena_bytes, shape.slab_bytes)
+                                        : make_cuda_side(shape.arena_bytes, shape.slab_bytes, shape.device_uuid)) {}
+
+kvq_status TenantMemory::open_device() {
+  const std::lock_guard lock(mutex_);
+  return device_->open();
+}
+
+kvq_status TenantMemory::map_mirror(int fd) {
+  const std::lock_guard lock(mutex_);
+  return device_->map_mirror(fd, shape_.mirror_bytes);
 }
 
 kvq_status TenantMemory::map_tables(int directory_fd, int prefix_fd) {
@@ -66,33 +74,14 @@ kvq_status TenantMemory::map_tables(int directory_fd, int prefix_fd) {
   return KVQ_OK;
 }
 
-kvq_status TenantMemory::reserve_arena() {
-  void* base = ::mmap(nullptr, shape_.arena_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED) {
-    return fail(KVQ_ERR_SYSTEM, "reserving %llu bytes of address space for the arena: %s; raise the limit (ulimit -v)",
-                static_cast<unsigned long long>(shape_.arena_bytes), std::strerror(errno));
-  }
-  ::madvise(base, shape_.arena_bytes, MADV_DONTFORK);
-  arena_.store(static_cast<std::byte*>(base), std::memory_order_release);
-  return KVQ_OK;
-}
-
-kvq_status TenantMemory::map_slab(SessionId session, SlabId slab, int fd, bool writable) {
+kvq_status TenantMemory::map_slab(SessionId session, SlabId slab, int fd, std::uint64_t serial, bool writable) {
   const std::lock_guard lock(mutex_);
   if (raw(slab) >= shape_.arena_bytes / shape_.slab_bytes) {
     return fail(KVQ_ERR_VERSION_MISMATCH, "kvqd named slab %u, the arena has %llu", raw(slab),
                 static_cast<unsigned long long>(shape_.arena_bytes / shape_.slab_bytes));
   }
-  if (arena() == nullptr) {
-    if (auto s = reserve_arena(); s != KVQ_OK) return s;
-  }
-  struct stat info {};
-  if (::fstat(fd, &info) != 0 || static_cast<std::uint64_t>(info.st_size) < shape_.slab_bytes) {
-    return fail(KVQ_ERR_VERSION_MISMATCH, "slab %u has %lld bytes, expected %llu", raw(slab),
-                static_cast<long long>(info.st_size), static_cast<unsigned long long>(shape_.slab_bytes));
-  }
   const auto known = slabs_.find(raw(slab));
-  if (known != slabs_.end() && known->second.file == info.st_ino) {
+  if (known != slabs_.end() && known->second.serial == serial) {
     if (known->second.writable != writable) {
       return fail(KVQ_ERR_SYSTEM,
                   "slab %u is mapped %s and asked for %s: it was not unmapped before its layout changed", raw(slab),
@@ -101,23 +90,14 @@ kvq_status TenantMemory::map_slab(SessionId session, SlabId slab, int fd, bool w
     known->second.sessions.insert(raw(session));
     return KVQ_OK;
   }
-  std::byte* place = arena() + raw(slab) * shape_.slab_bytes;
-  if (::mmap(place, shape_.slab_bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) ==
-      MAP_FAILED) {
-    return fail(KVQ_ERR_SYSTEM, "mapping slab %u: %s; check vm.max_map_count", raw(slab), std::strerror(errno));
-  }
-  ::madvise(place, shape_.slab_bytes, MADV_DONTFORK);
-  slabs_[raw(slab)] = Slab{.writable = writable, .file = info.st_ino, .sessions = {raw(session)}};
+  if (auto s = device_->map(raw(slab), fd, writable); s != KVQ_OK) return s;
+  slabs_[raw(slab)] = Slab{.writable = writable, .serial = serial, .sessions = {raw(session)}};
   return KVQ_OK;
 }
 
 void TenantMemory::remove_user(std::map<std::uint32_t, Slab>::iterator slab, SessionId session) {
   if (slab->second.sessions.erase(raw(session)) == 0 || !slab->second.sessions.empty()) return;
-  std::byte* place = arena() + slab->first * shape_.slab_bytes;
-  void* hole =
-      ::mmap(place, shape_.slab_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-  KVQ_ASSERT(hole == place);
-  ::madvise(place, shape_.slab_bytes, MADV_DONTFORK);
+  device_->unmap(slab->first);
   slabs_.erase(slab);
 }
 
@@ -129,6 +109,45 @@ void TenantMemory::unmap_slab(SessionId session, SlabId slab) {
 void TenantMemory::forget_session(SessionId session) {
   const std::lock_guard lock(mutex_);
   for (auto slab = slabs_.begin(); slab != slabs_.end();) remove_user(slab++, session);
+}
+
+void TenantMemory::watch(SessionId session, const Segment& segment) {
+  const std::lock_guard lock(mutex_);
+  watched_[raw(session)] = segment.step;
+}
+
+void TenantMemory::unwatch(SessionId session) {
+  const std::lock_guard lock(mutex_);
+  watched_.erase(raw(session));
+}
+
+std::vector<TenantMemory::OpenStep> TenantMemory::open_steps() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<OpenStep> steps;
+  for (const auto& [session, slots] : watched_) {
+    for (std::uint32_t i = 0; i < kStepSlots; ++i) {
+      const std::uint64_t begun = slots[i].begun.load(std::memory_order_relaxed);
+      if (is_open<SharedMemory>(slots[i])) steps.push_back({SessionId{session}, i, begun});
+    }
+  }
+  return steps;
+}
+
+bool TenantMemory::all_over(const std::vector<OpenStep>& steps) const {
+  const std::lock_guard lock(mutex_);
+  return std::all_of(steps.begin(), steps.end(), [this](const OpenStep& step) {
+    const auto session = watched_.find(raw(step.session));
+    return session == watched_.end() || step_ended<SharedMemory>(session->second[step.slot], step.serial);
+  });
+}
+
+kvq_status TenantMemory::make_model_side(Segment& segment, std::unique_ptr<ModelSide>& out) {
+  return device_->make_model_side(segment, out);
+}
+
+kvq_status TenantMemory::renew() {
+  const std::lock_guard lock(mutex_);
+  return device_->renew();
 }
 
 std::size_t TenantMemory::mapped_slabs() const {

@@ -23,31 +23,59 @@ kj::Promise<int> take_descriptor(wire::Memory::Client memory) {
   });
 }
 
+kvq_status no_descriptor(const char* what) {
+  return fail(
+      KVQ_ERR_SYSTEM,
+      "kvqd sent a legacy handle for %s, which cannot be mapped at its place; let descriptors pass (one machine, "
+      "one Unix socket)",
+      what);
+}
+
 Reply reply_of(wire::Status::Reader status) {
   if (status.getCode() == 0) return {};
   return failure(static_cast<kvq_status>(status.getCode()), status.getMessage().cStr());
 }
 
+namespace {
+
+void not_mapped(SinkState& state, kvq_status why) {
+  if (state.first_error.status == KVQ_OK) state.first_error = failure(why, last_error());
+  KJ_FAIL_REQUIRE("a slab could not be mapped", last_error());
+}
+
+kj::Promise<void> when_over(std::shared_ptr<TenantMemory> memory, std::vector<TenantMemory::OpenStep> steps,
+                            kj::Timer& timer) {
+  if (memory->all_over(steps)) return kj::READY_NOW;
+  return timer.afterDelay(kj::MILLISECONDS).then([memory, steps = std::move(steps), &timer]() mutable {
+    return when_over(std::move(memory), std::move(steps), timer);
+  });
+}
+
+}  // namespace
+
 kj::Promise<void> SlabSinkServer::map(MapContext context) {
-  return in_order([state = state_, link = link_, context]() mutable {
+  return in_order([state = state_, link = link_, context]() mutable -> kj::Promise<void> {
+    if (!context.getParams().hasMemory()) not_mapped(*state, no_descriptor("a slab"));
     return take_descriptor(context.getParams().getMemory()).then([state, link, context](int number) mutable {
       const Fd fd(number);
       // The session has ended meanwhile, or the socket: nothing to map, nothing to keep.
       if (state->memory == nullptr || state->link != link) return;
       const auto params = context.getParams();
-      const kvq_status mapped =
-          state->memory->map_slab(state->session, SlabId{params.getSlab()}, fd.get(), params.getWritable());
+      const kvq_status mapped = state->memory->map_slab(state->session, SlabId{params.getSlab()}, fd.get(),
+                                                        params.getSerial(), params.getWritable());
       if (mapped == KVQ_OK) return kill_point(KillPoint::client_slab_mapped);
-      if (state->first_error.status == KVQ_OK) state->first_error = failure(mapped, last_error());
-      KJ_FAIL_REQUIRE("a slab could not be mapped", last_error());
+      not_mapped(*state, mapped);
     });
   });
 }
 
 kj::Promise<void> SlabSinkServer::unmap(UnmapContext context) {
-  return in_order([state = state_, link = link_, context]() mutable {
-    if (state->memory != nullptr && state->link == link)
+  return in_order([state = state_, link = link_, context, &timer = timer_]() mutable -> kj::Promise<void> {
+    if (state->memory == nullptr || state->link != link) return kj::READY_NOW;
+    return when_over(state->memory, state->memory->open_steps(), timer).then([state, link, context]() mutable {
+      if (state->memory == nullptr || state->link != link) return;
       state->memory->unmap_slab(state->session, SlabId{context.getParams().getSlab()});
+    });
   });
 }
 

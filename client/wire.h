@@ -1,7 +1,8 @@
 // The Cap'n Proto side of a connection: objects that live on the loop thread only.
 //
 // Invariant: a SlabSink answers the daemon only after the slab is mapped (or unmapped) here; calls that come before the
-// reply to a registration or a resume wait for it, since only the reply says where slabs go.
+// reply to a registration or a resume wait for it, since only the reply says where slabs go. A slab is unmapped when
+// the steps are over that ran on the GPU when kvqd asked for it.
 #pragma once
 
 #include <kj/async-io.h>
@@ -26,8 +27,8 @@ struct SinkState {
 class SlabSinkServer final : public wire::SlabSink::Server {
  public:
   // Calls wait for `accepted`, which comes when `state` is set.
-  SlabSinkServer(std::shared_ptr<SinkState> state, std::uint64_t link, kj::Promise<void> accepted)
-      : state_(std::move(state)), link_(link), last_(kj::mv(accepted)) {}
+  SlabSinkServer(std::shared_ptr<SinkState> state, std::uint64_t link, kj::Promise<void> accepted, kj::Timer& timer)
+      : state_(std::move(state)), link_(link), timer_(timer), last_(kj::mv(accepted)) {}
   kj::Promise<void> map(MapContext context) override;
   kj::Promise<void> unmap(UnmapContext context) override;
 
@@ -41,6 +42,7 @@ class SlabSinkServer final : public wire::SlabSink::Server {
 
   const std::shared_ptr<SinkState> state_;
   const std::uint64_t link_;
+  kj::Timer& timer_;        // the loop's
   kj::Promise<void> last_;  // of the calls so far: each waits for the one before, whatever became of it
 };
 
@@ -79,5 +81,7 @@ Reply reply_of(wire::Status::Reader status);
 
 // A duplicate of the capability's descriptor; rejects when it carries none.
 kj::Promise<int> take_descriptor(wire::Memory::Client memory);
+// For memory that came as a legacy handle, at a place of the driver's choice: pages need theirs.
+kvq_status no_descriptor(const char* what);
 
 }  // namespace kvq::client

@@ -134,15 +134,20 @@ typedef struct kvq_model_desc {
   uint8_t format_floor_dense; /* 1: no page of this session is ever quantized while the session holds it */
   uint32_t credits;           /* pages to keep ready for kvq_reserve, at most 4096; 0: 8 */
   uint32_t deadline_ms;       /* 0: 5000 */
+  const char* device;         /* where this process's kernels run: UUID of a GPU ("GPU-..."), "host", or NULL: where
+                                 kvqd has its pages; of several GPUs the calling thread's current one, else the first visible one */
 } kvq_model_desc;
 
 /* Opens a session for one model. A process with two models registers both (each has its own credits and steps).
- * Errors: WRONG_LAYOUT, VERSION_MISMATCH, LIMIT_REACHED, DRAINING, OVER_QUOTA, DAEMON_GONE. */
+ * When kvqd keeps its pages on a GPU, that GPU (known by its UUID) must be among those that the process sees; the process gets its
+ * primary context, the one that the CUDA runtime uses, too. A control session needs no GPU; when kvqd serves several, it names one.
+ * Errors: WRONG_LAYOUT, VERSION_MISMATCH, LIMIT_REACHED, DRAINING, OVER_QUOTA, DAEMON_GONE; INVALID_ARGUMENT (kvqd does not serve
+ * `device`, or the GPU is hidden), SYSTEM (no driver, or too old a one, or a libkvq built without CUDA). */
 KVQ_API kvq_status kvq_register_model(kvq_client* client, const kvq_model_desc* desc, kvq_model** model);
 
 /* Ends the session; waits for no daemon. Calls of other threads that wait on its sequences return STALE_ID. Sequences that are still
  * open are released; using their handles afterwards returns STALE_ID until they are freed with kvq_sequence_release. Steps must
- * have ended (INVALID_ARGUMENT otherwise). NULL is ignored. */
+ * have ended (INVALID_ARGUMENT otherwise), on a GPU too: synchronize their streams first. NULL is ignored. */
 KVQ_API kvq_status kvq_model_close(kvq_model* model);
 
 typedef struct kvq_model_info {
@@ -155,7 +160,8 @@ typedef struct kvq_model_info {
   uint64_t dense_page_bytes;   /* one page of this model, dense */
   uint64_t cold_page_bytes;    /* the same in the daemon's cold format */
   kvq_format cold_format;
-  const char* device;          /* "host" */
+  const char* device;          /* "host" or "cuda" */
+  const char* device_uuid;     /* of the GPU that holds the pages; "" on the host */
 } kvq_model_info;
 KVQ_API kvq_status kvq_model_get_info(kvq_model* model, kvq_model_info* info);
 
@@ -291,8 +297,16 @@ KVQ_API kvq_status kvq_lost_pages(kvq_model* model, uint64_t since, int32_t* pag
  * at most 64 steps of a session may be in flight. Errors: LIMIT_REACHED; DAEMON_GONE when the session is lost, or kvqd lives but let
  * it go (its connection broke): steps already open may end. While kvqd itself is away, steps go on. */
 KVQ_API kvq_status kvq_step_begin(kvq_model* model, uint64_t* step);
-/* stream: NULL on the host device. */
+/* stream: NULL on the host device. On a GPU the step ends when all that was launched on `stream` (a cudaStream_t; NULL: the legacy
+ * default stream) before this call is over; the call waits for nothing, and the next step may begin at once. Not for a stream that is
+ * being captured: begin and end steps around a graph's launch. CONTEXT_LOST: the step has ended all the same, but what it was to
+ * write may be missing: do not commit its tokens. */
 KVQ_API kvq_status kvq_step_end(kvq_model* model, uint64_t step, void* stream);
+
+/* On a GPU append and attend launch on `stream` and return: they neither wait nor allocate (but for the model's workspace, at its first
+ * use), and may be captured into a graph that is launched again with other slots, lengths and tables in the same arrays. All arrays are
+ * in the GPU's memory, slots, tables and lengths included. What only the GPU can see (a page that is not there) is said by
+ * kvq_get_fault. After CONTEXT_LOST nothing runs any more: see kvq_reattach. */
 
 /* Writes K and V of `tokens` tokens of one layer. Data pointers are in the device's memory. Needs an open step, as kvq_attend does. */
 typedef struct kvq_append_args {
@@ -335,9 +349,11 @@ typedef struct kvq_attend_args {
   float* lse;                   /* [query tokens][query_heads] natural log-sum-exp of the scaled scores, sinks included; or NULL.
                                    -inf (and zeros in out) where a query sees nothing */
   uint32_t threads;             /* host device: at most this many; 0: all of the process's CPUs */
-  void* workspace;              /* NULL on the host device */
+  void* workspace;              /* NULL on the host device. On a GPU: kvq_attend_workspace_bytes of device memory, aligned to 256 bytes,
+                                   that one call at a time uses; NULL: the model's own, for calls on one stream at a time */
   size_t workspace_bytes;
   void* stream;
+  uint32_t max_query_tokens;    /* most query tokens of one sequence, a hint for speed on a GPU, never for correctness; 0: unknown */
 } kvq_attend_args;
 /* Errors: INVALID_ARGUMENT, WRONG_LAYOUT, STALE_ID, LOST_PAGE. */
 KVQ_API kvq_status kvq_attend(kvq_model* model, const kvq_attend_args* args);
@@ -346,12 +362,42 @@ KVQ_API kvq_status kvq_attend(kvq_model* model, const kvq_attend_args* args);
 KVQ_API kvq_status kvq_merge_states(float* out_a, float* lse_a, const float* out_b, const float* lse_b, uint64_t rows,
                                     uint32_t head_dim);
 
-/* Aliases: an engine's own block numbers for kvq pages. Set between steps. page KVQ_NULL_PAGE clears one. alias < 2^24. */
+/* The same on the model's device, in the order of `stream` on a GPU (arrays in its memory). */
+KVQ_API kvq_status kvq_merge_states_on(kvq_model* model, float* out_a, float* lse_a, const float* out_b, const float* lse_b,
+                                       uint64_t rows, uint32_t head_dim, void* stream);
+
+/* Device memory that kvq_attend needs for any call of this model: *bytes is 0 on the host device. */
+KVQ_API kvq_status kvq_attend_workspace_bytes(kvq_model* model, size_t* bytes);
+
+/* What a kernel could not do; the rows that needed the page are NaN, the token was left out. */
+typedef struct kvq_fault {
+  size_t size;       /* set by the caller */
+  kvq_status status; /* KVQ_OK: nothing since the last question */
+  uint32_t layer;
+  uint32_t index;    /* of the sequence in the batch (attend) or of the token (append), its low 16 bits */
+  int32_t page;
+} kvq_fault;
+/* The first fault of the model's kernels since the last call; reading clears it. No call into the GPU: what has not run yet is not
+ * seen. Always KVQ_OK inside on the host device, where append and attend themselves say it. */
+KVQ_API kvq_status kvq_get_fault(kvq_model* model, kvq_fault* fault);
+
+/* Makes the process's side of the GPU anew: after the application has reset its context (cudaDeviceReset), before any other call on the
+ * model but this and closes, and once for each of its models. Session, sequences and pages are as they were; tokens that were
+ * committed in steps that had not ended may be wrong (kvqd never shares their pages; truncate to before them), and graphs captured
+ * before are void. KVQ_OK and nothing else when nothing was lost. Drivers of today give a process no second context after a kernel's
+ * fault: then this returns CONTEXT_LOST, too; start the process anew and open its sequences again, whose sealed pages are attached.
+ * Errors: CONTEXT_LOST, INVALID_ARGUMENT (a step is open), SYSTEM. */
+KVQ_API kvq_status kvq_reattach(kvq_model* model);
+
+/* Aliases: an engine's own block numbers for kvq pages. Set between steps. page KVQ_NULL_PAGE clears one. alias < 2^24. On a GPU the
+ * table takes 64 MiB of its memory, and a set waits for the model's steps that still run there; kvq_set_aliases_on does not: it takes
+ * effect in the order of `stream`. */
 typedef struct kvq_alias {
   int32_t alias;
   int32_t page;
 } kvq_alias;
 KVQ_API kvq_status kvq_set_aliases(kvq_model* model, const kvq_alias* aliases, size_t count);
+KVQ_API kvq_status kvq_set_aliases_on(kvq_model* model, const kvq_alias* aliases, size_t count, void* stream);
 
 #if defined(__cplusplus)
 }

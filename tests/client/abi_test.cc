@@ -14,15 +14,16 @@ namespace {
 TEST(Abi, StructSizesAreFrozen) {
   EXPECT_EQ(sizeof(kvq_connect_options), 32u);
   EXPECT_EQ(sizeof(kvq_layer), 8u);
-  EXPECT_EQ(sizeof(kvq_model_desc), 72u);
-  EXPECT_EQ(sizeof(kvq_model_info), 72u);
+  EXPECT_EQ(sizeof(kvq_model_desc), 80u);
+  EXPECT_EQ(sizeof(kvq_model_info), 80u);
   EXPECT_EQ(sizeof(kvq_extra_key), 32u);
   EXPECT_EQ(sizeof(kvq_lookup_result), 48u);
   EXPECT_EQ(sizeof(kvq_open_options), 32u);
   EXPECT_EQ(sizeof(kvq_sequence_info), 72u);
   EXPECT_EQ(sizeof(kvq_pressure), 40u);
   EXPECT_EQ(sizeof(kvq_append_args), 88u);
-  EXPECT_EQ(sizeof(kvq_attend_args), 184u);
+  EXPECT_EQ(sizeof(kvq_attend_args), 192u);
+  EXPECT_EQ(sizeof(kvq_fault), 24u);
   EXPECT_EQ(sizeof(kvq_alias), 8u);
 }
 

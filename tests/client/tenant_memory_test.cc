@@ -77,9 +77,9 @@ TEST(TenantMemory, SlabOfTwoSessionsIsMappedOnceUntilBothLetGo) {
   const auto memory = TenantMemory::of(shape(next_instance()));
   const Memfd slab(kSlabBytes);
   slab.put(std::uint64_t{42});
-  ASSERT_EQ(memory->map_slab(SessionId{1}, SlabId{2}, slab.fd, true), KVQ_OK);
-  ASSERT_EQ(memory->map_slab(SessionId{2}, SlabId{2}, slab.fd, true), KVQ_OK);
-  ASSERT_EQ(memory->map_slab(SessionId{2}, SlabId{2}, slab.fd, true), KVQ_OK);  // announced again: counted once
+  ASSERT_EQ(memory->map_slab(SessionId{1}, SlabId{2}, slab.fd, 1, true), KVQ_OK);
+  ASSERT_EQ(memory->map_slab(SessionId{2}, SlabId{2}, slab.fd, 1, true), KVQ_OK);
+  ASSERT_EQ(memory->map_slab(SessionId{2}, SlabId{2}, slab.fd, 1, true), KVQ_OK);  // announced again: counted once
   std::byte* place = memory->arena() + 2 * kSlabBytes;
   EXPECT_EQ(*reinterpret_cast<std::uint64_t*>(place), 42u);
   EXPECT_EQ(permissions(place), "rw-s");
@@ -95,8 +95,8 @@ TEST(TenantMemory, AnotherFileInPlaceOfASlabReplacesIt) {
   const auto memory = TenantMemory::of(shape(next_instance()));
   const Memfd dead(kSlabBytes), slab(kSlabBytes);
   slab.put(std::uint64_t{42});
-  ASSERT_EQ(memory->map_slab(SessionId{1}, SlabId{2}, dead.fd, true), KVQ_OK);
-  ASSERT_EQ(memory->map_slab(SessionId{1}, SlabId{2}, slab.fd, false), KVQ_OK);
+  ASSERT_EQ(memory->map_slab(SessionId{1}, SlabId{2}, dead.fd, 2, true), KVQ_OK);
+  ASSERT_EQ(memory->map_slab(SessionId{1}, SlabId{2}, slab.fd, 1, false), KVQ_OK);
   std::byte* place = memory->arena() + 2 * kSlabBytes;
   EXPECT_EQ(*reinterpret_cast<std::uint64_t*>(place), 42u);
   EXPECT_EQ(permissions(place), "r--s");
@@ -108,17 +108,17 @@ TEST(TenantMemory, AnotherFileInPlaceOfASlabReplacesIt) {
 TEST(TenantMemory, ReadOnlySlabIsMappedReadOnly) {
   const auto memory = TenantMemory::of(shape(next_instance()));
   const Memfd slab(kSlabBytes);
-  ASSERT_EQ(memory->map_slab(SessionId{1}, SlabId{0}, slab.fd, false), KVQ_OK);
+  ASSERT_EQ(memory->map_slab(SessionId{1}, SlabId{0}, slab.fd, 1, false), KVQ_OK);
   EXPECT_EQ(permissions(memory->arena()), "r--s");
-  EXPECT_EQ(memory->map_slab(SessionId{2}, SlabId{0}, slab.fd, true), KVQ_ERR_SYSTEM);
+  EXPECT_EQ(memory->map_slab(SessionId{2}, SlabId{0}, slab.fd, 1, true), KVQ_ERR_SYSTEM);
 }
 
 TEST(TenantMemory, SlabOutsideTheArenaOrTooShortIsRefused) {
   const auto memory = TenantMemory::of(shape(next_instance()));
   const Memfd slab(kSlabBytes), half(kSlabBytes / 2);
-  EXPECT_EQ(memory->map_slab(SessionId{1}, SlabId{4}, slab.fd, true), KVQ_ERR_VERSION_MISMATCH);
-  EXPECT_EQ(memory->map_slab(SessionId{1}, SlabId{3}, half.fd, true), KVQ_ERR_VERSION_MISMATCH);
-  EXPECT_EQ(memory->map_slab(SessionId{1}, SlabId{3}, slab.fd, true), KVQ_OK);
+  EXPECT_EQ(memory->map_slab(SessionId{1}, SlabId{4}, slab.fd, 1, true), KVQ_ERR_VERSION_MISMATCH);
+  EXPECT_EQ(memory->map_slab(SessionId{1}, SlabId{3}, half.fd, 1, true), KVQ_ERR_VERSION_MISMATCH);
+  EXPECT_EQ(memory->map_slab(SessionId{1}, SlabId{3}, slab.fd, 1, true), KVQ_OK);
 }
 
 kvq_status map_with(const Head& head, const PrefixHead& prefix, std::uint64_t directory_size) {

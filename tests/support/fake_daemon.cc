@@ -84,6 +84,7 @@ struct FakeDaemon::State final : kj::TaskSet::ErrorHandler {
   kj::AsyncIoContext& io;
   const std::string socket_path;
   FakeMemory memory;
+  FakeGpu gpu;  // uuid empty: there is none
   Script script;
   Seen seen;
   const std::uint64_t instance = next_instance++;
@@ -121,6 +122,8 @@ class SessionServer final : public wire::Session::Server {
   kj::Promise<void> segment(SegmentContext c) override { return give("segment", c, session_->segment.file.fd); }
   kj::Promise<void> doorbell(DoorbellContext c) override { return give("doorbell", c, session_->segment.doorbell); }
   kj::Promise<void> notice(NoticeContext c) override { return give("notice", c, session_->segment.notice); }
+
+  kj::Promise<void> mirror(MirrorContext c) override { return give("mirror", c, state_.gpu.mirror_fd); }
 
   kj::Promise<void> ready(ReadyContext context) override {
     if (state_.stops("ready")) return silence(context);
@@ -207,7 +210,8 @@ class NodeServer final : public wire::Node::Server {
     peer->sessions.insert(session);
     if (request.hasSlabs()) {
       session->sink = request.getSlabs();
-      for (std::uint32_t slab = 0; slab < state_.memory.slabs.size(); ++slab) state_.announce(session, slab);
+      const std::size_t slabs = state_.gpu.uuid.empty() ? state_.memory.slabs.size() : 1;
+      for (std::uint32_t slab = 0; slab < slabs; ++slab) state_.announce(session, slab);
     }
     fill(results.initInfo(), *session, resumes);
     results.setSession(kj::heap<SessionServer>(state_, session));
@@ -236,11 +240,16 @@ class NodeServer final : public wire::Node::Server {
     info.setTenant(raw(FakeMemory::kTenant) + (resumes && script.other_tenant ? 1 : 0));
     info.setTenantName("fake");
     std::fill_n(info.initSalt(32).begin(), 32, kj::byte{3});
-    info.setArenaBytes(kFakeArenaBytes);
-    info.setSlabBytes(kFakeSlabBytes);
+    const FakeGpu& gpu = state_.gpu;
+    info.setArenaBytes(gpu.uuid.empty() ? kFakeArenaBytes : gpu.slab_bytes);
+    info.setSlabBytes(gpu.uuid.empty() ? kFakeSlabBytes : gpu.slab_bytes);
     info.setDaemonInstance(state_.instance + (resumes && script.other_instance ? 1 : 0));
     info.setColdFormat(static_cast<std::uint8_t>(Format::int4));
-    info.setDevice("host");
+    info.setDevice(gpu.uuid.empty() ? script.device : "cuda");
+    info.setDeviceUuid(gpu.uuid.empty() ? script.uuid : gpu.uuid);
+    info.setMirrorBytes(!gpu.uuid.empty()     ? gpu.mirror_bytes
+                        : script.uuid.empty() ? 0
+                                              : kFakeCapacity * sizeof(DirectoryEntry));
   }
 
   State& state_;
@@ -335,8 +344,9 @@ void FakeDaemon::State::announce(const std::shared_ptr<Session>& session, std::u
   KJ_IF_MAYBE (sink, session->sink) {
     auto call = sink->mapRequest();
     call.setSlab(slab);
-    call.setWritable(true);
-    call.setMemory(kj::heap<MemoryServer>(memory.slabs[slab]->fd));
+    call.setWritable(gpu.writable);
+    call.setMemory(kj::heap<MemoryServer>(gpu.uuid.empty() ? memory.slabs[slab]->fd : gpu.slab_fd));
+    call.setSerial(slab + 1);
     ++session->unmapped;
     tasks.add(call.send().then([session](auto&&) { session->unmapped -= session->unmapped == 0 ? 0 : 1; }));
   }
@@ -393,13 +403,17 @@ void FakeDaemon::on_loop(Body body) {
   if (done != KVQ_OK) throw std::runtime_error(client::last_error());
 }
 
-FakeDaemon::FakeDaemon() {
+FakeDaemon::FakeDaemon(const FakeGpu* gpu) {
   char pattern[] = "/tmp/kvq-fake-XXXXXX";
   if (::mkdtemp(pattern) == nullptr) throw std::runtime_error("mkdtemp");
   directory_ = pattern;
   socket_ = directory_ + "/kvqd.sock";
   on_loop([&](kj::AsyncIoContext& io) {
     state_ = std::make_unique<State>(io, socket_);
+    if (gpu != nullptr) {
+      state_->gpu = *gpu;
+      state_->memory.move_to(gpu->slab_bytes, gpu->publish);
+    }
     state_->start();
   });
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -17,15 +18,26 @@
 
 namespace kvq::test {
 
+// A GPU's memory in place of the host's: one slab that holds all pages, and the directory's mirror. All of it is the
+// test's.
+struct FakeGpu {
+  std::string uuid;
+  std::uint64_t slab_bytes = 0, mirror_bytes = 0;
+  int slab_fd = -1, mirror_fd = -1;
+  bool writable = true;
+  std::function<void(std::uint32_t page, std::uint64_t entry)> publish;  // to the mirror; on the daemon's thread
+};
+
 class FakeDaemon {
  public:
   // What it does from now on. Calls go by their names in protocol.capnp; a resume of a session is "reconnect".
   struct Script {
-    std::string break_at;              // dies in this call, once ...
-    bool break_after = false;          // ... after it has done what was asked
-    std::uint32_t back_after_ms = 20;  // and comes back so long afterwards; 0: it does not
-    std::string hold;                  // does not answer this call, once
-    Errc refuse = Errc::ok;            // of a reconnect
+    std::string break_at;               // dies in this call, once ...
+    bool break_after = false;           // ... after it has done what was asked
+    std::uint32_t back_after_ms = 20;   // and comes back so long afterwards; 0: it does not
+    std::string hold;                   // does not answer this call, once
+    Errc refuse = Errc::ok;             // of a reconnect
+    std::string device = "host", uuid;  // in the answer to a registration
     bool other_instance = false, other_session = false, other_tenant = false;  // in the answer to a reconnect
   };
   struct Seen {
@@ -38,7 +50,7 @@ class FakeDaemon {
     std::uint32_t connections = 0;     // ever accepted
   };
 
-  FakeDaemon();
+  explicit FakeDaemon(const FakeGpu* gpu = nullptr);
   ~FakeDaemon();
   FakeDaemon(const FakeDaemon&) = delete;
   FakeDaemon& operator=(const FakeDaemon&) = delete;

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -118,6 +119,15 @@ class FakeMemory {
     buckets[at].value.store(std::uint64_t{generations[page]} << 32 | page, std::memory_order_release);
   }
 
+  // The pages lie in another memory from now on; all entries are shown to `mirror`.
+  void move_to(std::uint64_t slab_bytes, std::function<void(std::uint32_t, std::uint64_t)> mirror) {
+    auto& d = *reinterpret_cast<DirectoryHeader*>(directory.data);
+    d.arena_bytes = d.slab_bytes = slab_bytes;
+    while (slabs.size() * kFakeSlabBytes < slab_bytes) add_slab();  // its pages; the files stay empty
+    mirror_ = std::move(mirror);
+    for (std::uint32_t page = 0; page < kFakeCapacity; ++page) mirror_(page, entries()[page].load());
+  }
+
   FakeFile directory, prefix;
   std::vector<std::unique_ptr<FakeFile>> slabs;
   std::vector<std::uint32_t> free;
@@ -125,6 +135,9 @@ class FakeMemory {
   std::map<std::uint32_t, std::uint16_t> generations;
 
  private:
+  DirectoryEntry* entries() const {
+    return reinterpret_cast<DirectoryEntry*>(directory.data + sizeof(DirectoryHeader));
+  }
   static std::uint64_t page_bytes() {
     ModelGeometry g;
     g.layers = kLayers;
@@ -132,11 +145,13 @@ class FakeMemory {
     return make_layout(g, Format::dense).page_bytes;
   }
   void publish(std::uint32_t page, EntryState state, std::uint16_t generation) {
-    auto* entries = reinterpret_cast<DirectoryEntry*>(directory.data + sizeof(DirectoryHeader));
     const Format format = state == EntryState::null ? Format::none : Format::dense;
     const std::uint64_t offset = page == 0 ? 0 : (page - 1) * page_bytes();
-    entries[page].store(pack_entry({generation, format, state, offset}), std::memory_order_release);
+    const std::uint64_t entry = pack_entry({generation, format, state, offset});
+    if (mirror_) mirror_(page, entry);
+    entries()[page].store(entry, std::memory_order_release);
   }
+  std::function<void(std::uint32_t, std::uint64_t)> mirror_;
 };
 
 }  // namespace kvq::test

@@ -35,6 +35,7 @@ kvq_model_desc describe(const ModelOptions& options, std::vector<kvq_layer>& lay
   std::memset(desc.fingerprint, options.fingerprint, sizeof(desc.fingerprint));
   desc.role = options.role;
   desc.format_floor_dense = options.floor_dense;
+  desc.device = options.device;
   desc.credits = options.credits;
   desc.deadline_ms = 20'000;
   return desc;
@@ -59,9 +60,14 @@ struct Call {
   std::vector<float> out;
 };
 
+// A page that is sealed meanwhile stays where and what it is, so open counts as sealed.
 std::vector<std::uint64_t> entry_words(const client::Model& model, const std::vector<std::int32_t>& table) {
   std::vector<std::uint64_t> out;
-  for (const std::int32_t page : table) out.push_back(model.memory().entries()[page].load(std::memory_order_acquire));
+  for (const std::int32_t page : table) {
+    Entry entry = unpack_entry(model.memory().entries()[page].load(std::memory_order_acquire));
+    if (entry.state == EntryState::open) entry.state = EntryState::sealed;
+    out.push_back(pack_entry(entry));
+  }
   return out;
 }
 

@@ -1,0 +1,285 @@
+// Invariant: calls come under TenantMemory's mutex, on the loop thread or on a caller's; a range is never moved while
+// something is mapped in it.
+#include "client/cuda_side.h"
+
+#include <cuda_runtime_api.h>
+#include <fcntl.h>
+
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "client/fork_guard.h"
+#include "client/last_error.h"
+#include "kernels/cuda/cuda_kernels.h"
+
+namespace kvq::client {
+namespace {
+
+// The process that first used CUDA here: its children cannot.
+std::atomic<std::uint64_t> first_user{0};
+
+kvq_status check_fork() {
+  std::uint64_t first = 0;
+  if (first_user.compare_exchange_strong(first, fork_generation()) || first == fork_generation()) return KVQ_OK;
+  return fail(KVQ_ERR_FORKED,
+              "the parent of this process used CUDA before the fork, so that this process cannot; start processes that "
+              "use the GPU by exec (multiprocessing: \"spawn\")");
+}
+
+// A context is gone when the driver says so, and also when somebody has reset it.
+bool means_lost(int native) {
+  return cuda::is_context_lost(native) || native == CUDA_ERROR_INVALID_CONTEXT ||
+         native == CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+kvq_status say(const char* what, const Error& error) {
+  return fail(static_cast<kvq_status>(error.code), "%s: %s: %s", what, error.context, cuda::driver_text(error.native));
+}
+
+}  // namespace
+
+ContextScope::ContextScope(const CudaSide& side) : driver_(side.driver()) {
+  CUcontext now = nullptr;
+  const CUcontext wanted = side.context();
+  if (driver_.ctx_get_current(&now) == CUDA_SUCCESS && now == wanted) return;
+  code_ = driver_.ctx_push_current(wanted);
+  pushed_ = code_ == CUDA_SUCCESS;
+}
+
+ContextScope::~ContextScope() {
+  CUcontext popped = nullptr;
+  if (pushed_) driver_.ctx_pop_current(&popped);
+}
+
+UncapturedScope::UncapturedScope() {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  mode_ = static_cast<int>(mode);
+}
+
+UncapturedScope::~UncapturedScope() {
+  auto mode = static_cast<cudaStreamCaptureMode>(mode_);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+}
+
+CudaSide::CudaSide(std::uint64_t arena_bytes, std::uint64_t slab_bytes, std::string uuid)
+    : arena_bytes_(arena_bytes), slab_bytes_(slab_bytes), uuid_(std::move(uuid)) {}
+
+CudaSide::~CudaSide() {
+  if (context() == nullptr) return;
+  const bool same = check_same("closing") == KVQ_OK || context() != nullptr;
+  const ContextScope scope(*this);
+  const UncapturedScope uncaptured;
+  unmap_all();
+  if (same) driver_->primary_ctx_release(device_);
+}
+
+kvq_status CudaSide::open() {
+  if (lost()) return say_lost("kvq_register_model");
+  if (context() != nullptr) return KVQ_OK;
+  if (auto s = check_fork(); s != KVQ_OK) return s;
+  const auto driver = cuda::driver();
+  if (!driver) {
+    return fail(KVQ_ERR_SYSTEM, "kvqd keeps its pages on GPU %s: %s", uuid_.c_str(), driver.error().context);
+  }
+  driver_ = *driver;
+  const auto gpus = cuda::visible_gpus();
+  if (!gpus) return say("looking for kvqd's GPU", gpus.error());
+  std::vector<std::string> uuids;
+  for (const cuda::Gpu& gpu : *gpus) uuids.push_back(gpu.uuid);
+  std::size_t index = 0;
+  if (auto s = choose_device(uuid_, uuids, std::getenv("CUDA_VISIBLE_DEVICES"), index); s != KVQ_OK) return s;
+  device_ = (*gpus)[index].device;
+  return retain();
+}
+
+// The primary context, and the range of addresses in it.
+kvq_status CudaSide::retain() {
+  CUcontext context = nullptr;
+  if (const CUresult code = driver_->primary_ctx_retain(&context, device_); cuda::is_context_lost(code)) {
+    return fail(KVQ_ERR_CONTEXT_LOST,
+                "the driver gives this process no context on GPU %s any more (%s); start the process anew",
+                uuid_.c_str(), cuda::driver_text(code));
+  } else if (code != CUDA_SUCCESS) {
+    return fail(KVQ_ERR_SYSTEM, "making a context on GPU %s: %s; if it is busy, try again in a moment", uuid_.c_str(),
+                cuda::driver_text(code));
+  }
+  context_.store(context, std::memory_order_release);
+  const auto give_up = [&](kvq_status why) {
+    driver_->primary_ctx_release(device_);
+    context_.store(nullptr, std::memory_order_release);
+    return why;
+  };
+  const ContextScope scope(*this);
+  const UncapturedScope uncaptured;
+  CUresult code = driver_->ctx_synchronize();
+  if (code == CUDA_SUCCESS) code = driver_->ctx_get_id(context, &context_id_);
+  if (code != CUDA_SUCCESS) {
+    return give_up(fail(KVQ_ERR_CONTEXT_LOST,
+                        "the context on GPU %s is broken (%s): reset it first (cudaDeviceReset), or start the process "
+                        "anew",
+                        uuid_.c_str(), cuda::driver_text(code)));
+  }
+  if (const auto fits = cuda::check_device(); !fits) {
+    return give_up(fail(KVQ_ERR_SYSTEM, "GPU %s: %s", uuid_.c_str(), fits.error().context));
+  }
+  auto range = cuda::AddressRange::reserve(device_, arena_bytes_);
+  if (!range) return give_up(say("reserving GPU addresses for the arena", range.error()));
+  range_ = std::move(*range);
+  arena_.store(reinterpret_cast<std::byte*>(range_.base()), std::memory_order_release);
+  generation_.fetch_add(1, std::memory_order_acq_rel);
+  return KVQ_OK;
+}
+
+kvq_status CudaSide::import(const char* what, const cuda::AddressRange& range, std::uint64_t offset,
+                            std::uint64_t bytes, Import& memory) {
+  const auto physical = cuda::Physical::import(memory.fd.get());
+  if (!physical) return failed(what, physical.error());
+  auto mapping =
+      range.map(offset, bytes, *physical, memory.writable ? cuda::Access::read_write : cuda::Access::read_only);
+  if (!mapping) return failed(what, mapping.error());
+  memory.mapping = std::move(*mapping);
+  return KVQ_OK;
+}
+
+kvq_status CudaSide::map(std::uint32_t slab, int fd, bool writable) {
+  unmap(slab);
+  Import memory;
+  memory.fd = Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
+  memory.writable = writable;
+  if (memory.fd.get() < 0) {
+    return fail(KVQ_ERR_SYSTEM, "no descriptor is left for slab %u; raise the limit (ulimit -n)", slab);
+  }
+  if (!lost()) {
+    const ContextScope scope(*this);
+    const UncapturedScope uncaptured;
+    const auto imported = import("mapping a slab of GPU memory", range_, slab * slab_bytes_, slab_bytes_, memory);
+    if (imported != KVQ_OK && imported != KVQ_ERR_CONTEXT_LOST) return imported;
+  }
+  slabs_[slab] = std::move(memory);
+  return KVQ_OK;
+}
+
+void CudaSide::unmap(std::uint32_t slab) {
+  const auto known = slabs_.find(slab);
+  if (known == slabs_.end()) return;
+  const ContextScope scope(*this);
+  const UncapturedScope uncaptured;
+  slabs_.erase(known);
+}
+
+kvq_status CudaSide::map_mirror(int fd, std::uint64_t bytes) {
+  if (mirror_.fd.get() >= 0) return KVQ_OK;
+  mirror_.fd = Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
+  if (mirror_.fd.get() < 0)
+    return fail(KVQ_ERR_SYSTEM, "no descriptor is left for the directory's mirror; raise the limit (ulimit -n)");
+  mirror_bytes_ = bytes;
+  if (lost()) return KVQ_OK;
+  const kvq_status imported = import_mirror();
+  if (imported != KVQ_OK) mirror_ = {};
+  return imported;
+}
+
+kvq_status CudaSide::import_mirror() {
+  const ContextScope scope(*this);
+  const UncapturedScope uncaptured;
+  const auto unit = cuda::vmm_granularity(device_);
+  if (!unit) return failed("mapping the directory's mirror", unit.error());
+  const std::uint64_t bytes = (mirror_bytes_ + *unit - 1) / *unit * *unit;  // as it was allocated
+  auto range = cuda::AddressRange::reserve(device_, bytes);
+  if (!range) return failed("reserving GPU addresses for the directory's mirror", range.error());
+  mirror_range_ = std::move(*range);
+  if (auto s = import("mapping the directory's mirror", mirror_range_, 0, bytes, mirror_); s != KVQ_OK) return s;
+  mirror_entries_.store(reinterpret_cast<const DirectoryEntry*>(mirror_range_.base()), std::memory_order_release);
+  return KVQ_OK;
+}
+
+kvq_status CudaSide::failed(const char* call, const Error& error) {
+  if (!means_lost(error.native) && error.code != Errc::context_lost) {
+    if (error.native == 0) return fail(static_cast<kvq_status>(error.code), "%s: %s", call, error.context);
+    return say(call, error);
+  }
+  int none = 0;
+  const int native = error.native != 0 ? error.native : CUDA_ERROR_UNKNOWN;
+  if (lost_native_.compare_exchange_strong(none, native)) last_loss_.store(native);
+  return say_lost(call);
+}
+
+kvq_status CudaSide::say_lost(const char* call) const {
+  return fail(
+      KVQ_ERR_CONTEXT_LOST,
+      "%s: the context on GPU %s is lost (%s); reset it (cudaDeviceReset), then call kvq_reattach, or start the "
+      "process anew",
+      call, uuid_.c_str(), cuda::driver_text(last_loss_.load()));
+}
+
+kvq_status CudaSide::check_same(const char* call) {
+  if (lost()) return say_lost(call);
+  CUcontext now = nullptr;
+  if (const CUresult code = driver_->primary_ctx_retain(&now, device_))
+    return failed(call, {Errc::context_lost, static_cast<int>(code), "cuDevicePrimaryCtxRetain"});
+  unsigned long long id = 0;
+  const CUresult code = driver_->ctx_get_id(now, &id);
+  driver_->primary_ctx_release(device_);
+  if (code == CUDA_SUCCESS && id == context_id_) return KVQ_OK;
+  context_.store(nullptr, std::memory_order_release);  // the reset has given it back for us
+  return failed(call, {Errc::context_lost, CUDA_ERROR_CONTEXT_IS_DESTROYED, "cuCtxGetId"});
+}
+
+void CudaSide::unmap_all() {
+  arena_.store(nullptr, std::memory_order_release);
+  mirror_entries_.store(nullptr, std::memory_order_release);
+  for (auto& [slab, memory] : slabs_) memory.mapping = {};
+  mirror_.mapping = {};
+  range_ = {};
+  mirror_range_ = {};
+}
+
+kvq_status CudaSide::renew() {
+  if (!lost()) return KVQ_OK;
+  unmap_all();
+  if (context() != nullptr) {
+    driver_->primary_ctx_release(device_);
+    context_.store(nullptr, std::memory_order_release);
+  }
+  if (auto s = retain(); s != KVQ_OK) return s;
+  for (auto& [slab, memory] : slabs_) {
+    const ContextScope scope(*this);
+    if (auto s = import("mapping a slab of GPU memory", range_, slab * slab_bytes_, slab_bytes_, memory); s != KVQ_OK)
+      return s;
+  }
+  if (mirror_.fd.get() >= 0) {
+    if (auto s = import_mirror(); s != KVQ_OK) return s;
+  }
+  lost_native_.store(0, std::memory_order_release);  // last: until here everything was refused
+  return KVQ_OK;
+}
+
+std::unique_ptr<DeviceSide> make_cuda_side(std::uint64_t arena_bytes, std::uint64_t slab_bytes,
+                                           const std::string& uuid) {
+  return std::make_unique<CudaSide>(arena_bytes, slab_bytes, uuid);
+}
+
+kvq_status find_visible_gpus(VisibleGpus& out) {
+  if (auto s = check_fork(); s != KVQ_OK) return s;
+  const auto driver = cuda::driver();
+  if (!driver) return fail(KVQ_ERR_SYSTEM, "kvqd serves several GPUs: %s", driver.error().context);
+  const auto gpus = cuda::visible_gpus();
+  if (!gpus) {
+    return fail(KVQ_ERR_SYSTEM, "looking for kvqd's GPUs: %s: %s", gpus.error().context,
+                cuda::driver_text(gpus.error().native));
+  }
+  out.setting = std::getenv("CUDA_VISIBLE_DEVICES");
+  CUcontext context = nullptr;
+  CUdevice device = 0;
+  const bool current = (*driver)->ctx_get_current(&context) == CUDA_SUCCESS && context != nullptr &&
+                       (*driver)->ctx_get_device(&device) == CUDA_SUCCESS;
+  for (std::size_t i = 0; i < gpus->size(); ++i) {
+    if (current && (*gpus)[i].device == device) out.current = i;
+    out.uuids.push_back((*gpus)[i].uuid);
+  }
+  return KVQ_OK;
+}
+
+}  // namespace kvq::client

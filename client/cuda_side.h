@@ -1,0 +1,103 @@
+// The CUDA device as this process has it: slabs and the directory's mirror imported into one range of GPU addresses.
+//
+// Invariant: the GPU's primary context is current in every driver call made here, on whatever thread (ContextScope),
+// and the thread that had another gets it back. After lose() nothing is asked of the context until renew() has worked,
+// which counts one generation more; memory of an earlier generation is left to the driver.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <map>
+#include <string>
+
+#include "client/connection.h"
+#include "client/device.h"
+#include "kernels/cuda/vmm.h"
+
+namespace kvq::client {
+
+class CudaSide final : public DeviceSide {
+ public:
+  CudaSide(std::uint64_t arena_bytes, std::uint64_t slab_bytes, std::string uuid);
+  ~CudaSide() override;
+
+  kvq_status open() override;
+  kvq_status map(std::uint32_t slab, int fd, bool writable) override;
+  void unmap(std::uint32_t slab) override;
+  kvq_status map_mirror(int fd, std::uint64_t bytes) override;
+  std::byte* arena() const override { return arena_.load(std::memory_order_acquire); }
+  const DirectoryEntry* mirror() const override { return mirror_entries_.load(std::memory_order_acquire); }
+  kvq_status renew() override;
+  kvq_status make_model_side(Segment& segment, std::unique_ptr<ModelSide>& out) override;
+
+  // Any thread, once open.
+  const cuda::Driver& driver() const { return *driver_; }
+  CUcontext context() const { return context_.load(std::memory_order_acquire); }
+  std::uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
+  bool lost() const { return lost_native_.load(std::memory_order_acquire) != 0; }
+  // The call failed with `native`: CONTEXT_LOST once the context is broken, else SYSTEM or NO_MEMORY.
+  kvq_status failed(const char* call, const Error& error);
+  // The context is the one that was made here, and not one that came after a reset; else CONTEXT_LOST. Follows no
+  // pointer that a reset may have made invalid.
+  kvq_status check_same(const char* call);
+  // The text of CONTEXT_LOST.
+  kvq_status say_lost(const char* call) const;
+
+ private:
+  struct Import {
+    Fd fd{-1};  // kept, since only descriptors outlive a context
+    bool writable = false;
+    cuda::Mapping mapping;  // nothing while the context is lost
+  };
+  kvq_status retain();
+  kvq_status import(const char* what, const cuda::AddressRange& range, std::uint64_t offset, std::uint64_t bytes,
+                    Import& memory);
+  kvq_status import_mirror();
+  void unmap_all();
+
+  const std::uint64_t arena_bytes_, slab_bytes_;
+  const std::string uuid_;
+  const cuda::Driver* driver_ = nullptr;  // set by open, as device_ is
+  CUdevice device_ = 0;
+  std::atomic<CUcontext> context_{nullptr};
+  unsigned long long context_id_ = 0;  // no other context of the process ever has it
+  std::atomic<std::uint64_t> generation_{0};
+  std::atomic<int> lost_native_{0};  // driver's code; 0: not lost
+  std::atomic<int> last_loss_{0};    // the same, also once it is over
+  cuda::AddressRange range_, mirror_range_;
+  std::map<std::uint32_t, Import> slabs_;
+  Import mirror_;
+  std::uint64_t mirror_bytes_ = 0;
+  std::atomic<std::byte*> arena_{nullptr};
+  std::atomic<const DirectoryEntry*> mirror_entries_{nullptr};
+};
+
+// The side's context is current in this scope.
+class ContextScope {
+ public:
+  explicit ContextScope(const CudaSide& side);
+  ~ContextScope();
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+  CUresult code() const { return code_; }
+
+ private:
+  const cuda::Driver& driver_;
+  bool pushed_ = false;
+  CUresult code_ = CUDA_SUCCESS;
+};
+
+// Calls that could disturb a capture on another stream do not, in this scope of this thread.
+class UncapturedScope {
+ public:
+  UncapturedScope();
+  ~UncapturedScope();
+  UncapturedScope(const UncapturedScope&) = delete;
+  UncapturedScope& operator=(const UncapturedScope&) = delete;
+
+ private:
+  int mode_;
+};
+
+}  // namespace kvq::client

@@ -1,0 +1,187 @@
+// Several processes and a real kvqd on one GPU: a shared prefix, pages quantized under their readers, a process killed
+// in the middle of a kernel.
+//
+// Invariant: every attention result is compared with the oracle over the bytes that it read.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <sstream>
+
+#include "client/abi.h"
+#include "tests/gpu/client_kernels.h"
+#include "tests/gpu/gpu_model.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/role_process.h"
+
+namespace kvq::test {
+namespace {
+
+constexpr std::uint64_t kArenaPages = 1024;  // of 32 KiB, dense
+
+std::string settings(double quantize_at) {
+  std::ostringstream out;
+  out << "device = \"cuda\"\narena_bytes = \"32MiB\"\nslab_bytes = \"2MiB\"\nmax_pages = 4096\nreserve_slabs = 1\n"
+      << "residual_window_pages = 0\n"
+      << "quantize_at = " << quantize_at << "\nevict_at = 0.98\nrefuse_at = 0.99\nrelief = 0.01\n"
+      << "log_level = \"debug\"\n";
+  return out.str();
+}
+
+double ms_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Arguments: socket. Opens what another process wrote and reads all of it.
+KVQ_ROLE(gpu_sharer) {
+  GpuModel gpu(arguments[0]);
+  const auto tokens = token_stream(1, 200);
+  std::uint64_t cached = 0;
+  Sequence sequence = gpu.model().open(tokens, &cached);
+  const auto table = sequence.block_table();
+  std::uint64_t exact = 0;
+  for (std::uint32_t layer = 0; layer < kLayers; ++layer)
+    exact += gpu.attend_and_check(table, static_cast<std::int32_t>(cached), layer, test_seed(), 20).exact;
+  say(std::to_string(cached) + " tokens of page " + std::to_string(table[0]) + ", " + std::to_string(exact) + " exact");
+  hear();
+  return 0;
+}
+
+TEST(NodeOnGpu, SecondProcessAttendsToThePagesOfTheFirst) {
+  DaemonProcess daemon(settings(0.9));
+  GpuModel gpu(daemon.socket());
+  EXPECT_STREQ(gpu.model().info().device, "cuda");
+  const auto tokens = token_stream(1, 200);
+  Sequence sequence = gpu.model().open({});
+  const Stream stream;
+  gpu.write(sequence, 0, tokens, stream);
+  gpu.tiny().await_cached(tokens, 192);
+  RoleProcess sharer("gpu_sharer", {daemon.socket()});
+  EXPECT_EQ(sharer.hear(), "192 tokens of page " + std::to_string(sequence.block_table()[0]) + ", 40 exact");
+  EXPECT_EQ(gpu.attend_and_check(sequence.block_table(), 200, 1, test_seed(), 5, stream).exact, 5u);
+  sharer.say("done");
+  EXPECT_EQ(sharer.wait(), 0);
+}
+
+TEST(NodeOnGpu, SealWaitsForTheGpu) {
+  DaemonProcess daemon(settings(0.9));
+  GpuModel gpu(daemon.socket());
+  const auto tokens = token_stream(2, 64);
+  Sequence sequence = gpu.model().open({});
+  sequence.reserve(64, 10'000);
+  const Stream stream;
+  Step step(gpu.model());
+  gpu.append(sequence, 0, tokens, stream);
+  ASSERT_EQ(spin_on(stream, 400), 0);
+  step.end(stream);
+  sequence.commit(tokens, step.serial());
+  check(kvq_credits_request(gpu.get(), 16, 10'000));  // kvqd has seen the seal, and has had a tick
+  EXPECT_EQ(gpu.model().lookup(tokens).cached_tokens, 0u);
+  stream.wait();
+  gpu.tiny().await_cached(tokens, 64);
+}
+
+// Arguments: socket. Reads a cached stream until pages of it are quantized, and a little longer: its first page and its
+// last ones stay dense.
+KVQ_ROLE(gpu_moving_reader) {
+  GpuModel gpu(arguments[0]);
+  const auto tokens = token_stream(3, 6 * KVQ_PAGE_TOKENS);
+  std::uint64_t cached = 0;
+  Sequence sequence = gpu.model().open(tokens, &cached);
+  if (cached != tokens.size()) return 3;
+  const auto table = sequence.block_table();
+  kvq::test::Seen total;
+  say("reading");
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(40);
+  while (total.mixed < 200 && std::chrono::steady_clock::now() < until) {
+    const auto seen =
+        gpu.attend_and_check(table, static_cast<std::int32_t>(cached),
+                             static_cast<std::uint32_t>(total.calls % kLayers), test_seed() + total.calls);
+    total.calls += seen.calls;
+    total.dense += seen.dense;
+    total.mixed += seen.mixed;
+    total.quantized += seen.quantized;
+    if (total.calls % 100 == 0) say("on");
+  }
+  std::ostringstream line;
+  line << "done " << total.calls << " calls: " << total.dense << " dense, " << total.mixed << " mixed, "
+       << total.quantized << " quantized";
+  say(line.str());
+  return total.dense > 0 && total.mixed >= 200 && gpu.fault().status == KVQ_OK ? 0 : 4;
+}
+
+TEST(NodeOnGpu, PagesAreQuantizedUnderAReaderThatSeesOneFormatOrTheOther) {
+  DaemonProcess daemon(settings(0.2));
+  GpuModel gpu(daemon.socket());
+  const auto tokens = token_stream(3, 6 * KVQ_PAGE_TOKENS);
+  Sequence sequence = gpu.model().open({});
+  gpu.write(sequence, 0, tokens);
+  gpu.tiny().await_cached(tokens, tokens.size());
+  RoleProcess reader("gpu_moving_reader", {daemon.socket()});
+  ASSERT_EQ(reader.hear(), "reading");
+  std::vector<Sequence> others;  // pressure
+  for (std::uint32_t i = 0; i < 10; ++i) {
+    others.push_back(gpu.model().open({}));
+    gpu.write(others.back(), 0, token_stream(100 + i, 40 * KVQ_PAGE_TOKENS));
+  }
+  std::string line = reader.hear();
+  while (line == "on") line = reader.hear();
+  std::printf("%s\n", line.c_str());
+  EXPECT_EQ(reader.wait(), 0) << line;
+  EXPECT_GT(gpu.model().lookup(tokens).quantized_tokens, 0u);
+  gpu.attend_and_check(sequence.block_table(), static_cast<std::int32_t>(tokens.size()), 0, test_seed(), 3);
+  // A cut inside a quantized page makes it dense again, by a copy on the GPU.
+  sequence.truncate(3 * KVQ_PAGE_TOKENS + 10, 10'000);
+  gpu.attend_and_check(sequence.block_table(), 3 * KVQ_PAGE_TOKENS + 10, 1, test_seed());
+}
+
+// Arguments: socket. Takes most of the arena and writes to all of it without end, in a step that does not end.
+KVQ_ROLE(gpu_victim) {
+  GpuModel gpu(arguments[0]);
+  Sequence sequence = gpu.model().open({});
+  sequence.reserve(700 * KVQ_PAGE_TOKENS, 20'000);
+  const auto table = sequence.block_table();
+  const client::Model& inner = *gpu.get()->model;
+  std::vector<std::byte*> pages;
+  for (const std::int32_t page : table) {
+    pages.push_back(inner.memory().arena() + inner.entry(PageId{static_cast<std::uint32_t>(page)}).offset_bytes);
+  }
+  const OnGpu<std::byte*> on_gpu(pages);
+  const Stream stream;
+  Step step(gpu.model());
+  if (scribble_on(stream, on_gpu.data(), static_cast<std::uint32_t>(pages.size()), 32 << 10, 60'000) != 0) return 3;
+  say("writing");
+  hear();
+  return 4;  // nobody killed it
+}
+
+TEST(NodeOnGpu, KilledProcessLeavesItsMemoryToOthersAndTouchesNothingOfTheirs) {
+  DaemonProcess daemon(settings(0.97));
+  GpuModel gpu(daemon.socket(), {.floor_dense = true});  // what it has is not quantized, so its bytes stay
+  const auto tokens = token_stream(1, 200);
+  Sequence sequence = gpu.model().open({});
+  gpu.write(sequence, 0, tokens);
+  gpu.tiny().await_cached(tokens, 192);
+  const auto table = sequence.block_table();
+  const auto words = gpu.entry_words(table);
+  std::vector<std::vector<std::byte>> before;
+  for (const std::uint64_t word : words) before.push_back(gpu.page_bytes(word));
+  RoleProcess victim("gpu_victim", {daemon.socket()});
+  ASSERT_EQ(victim.hear(), "writing");
+  Sequence wanting = gpu.model().open({});
+  EXPECT_EQ(kvq_reserve(wanting.get(), 800 * KVQ_PAGE_TOKENS, 200), KVQ_ERR_NO_MEMORY);
+  const auto killed = std::chrono::steady_clock::now();
+  EXPECT_EQ(victim.kill(), -SIGKILL);
+  check(kvq_reserve(wanting.get(), 800 * KVQ_PAGE_TOKENS, 30'000));
+  std::printf("memory of the killed process again after %.0f ms\n", ms_since(killed));
+  const auto over = token_stream(6, 700 * KVQ_PAGE_TOKENS);
+  gpu.write(wanting, 0, over);  // over all that it had
+  gpu.tiny().await_cached(over, over.size());
+  EXPECT_EQ(gpu.entry_words(table), words);
+  for (std::size_t i = 0; i < words.size(); ++i) EXPECT_EQ(gpu.page_bytes(words[i]), before[i]) << "page " << table[i];
+  EXPECT_EQ(gpu.attend_and_check(table, 200, 0, test_seed()).exact, 1u);
+  EXPECT_EQ(gpu.attend_and_check(wanting.block_table(), 700 * KVQ_PAGE_TOKENS, 1, test_seed()).exact, 1u);
+}
+
+}  // namespace
+}  // namespace kvq::test
