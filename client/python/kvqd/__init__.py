@@ -13,7 +13,7 @@ PAGE_TOKENS = 64
 _HOME = {
     "client": ["Client"],
     "model": ["Model", "Step"],
-    "values": ["Layer", "Lookup", "ModelInfo", "Pressure", "PressureLevel", "Role"],
+    "values": ["Fault", "Layer", "Lookup", "ModelInfo", "Pressure", "PressureLevel", "Role"],
     "sequence": ["ExtraKey", "Sequence", "SequenceInfo"],
     "errors": [
         "ContextLost",

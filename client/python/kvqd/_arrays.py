@@ -39,7 +39,7 @@ class BatchArrays:
             raise InvalidArgument("table %s, lengths %s, starts %s are not of one batch" % shapes)
 
 
-def _layer(layers: tuple[Layer, ...], layer: int) -> Layer:
+def layer_spec(layers: tuple[Layer, ...], layer: int) -> Layer:
     if not 0 <= layer < len(layers):
         raise InvalidArgument(f"layer {layer} of {len(layers)}")
     return layers[layer]
@@ -62,7 +62,7 @@ def _with_unit_channel_stride(array: np.ndarray) -> np.ndarray:
 
 
 def append_args(abi, layers, layer: int, k, v, slots):
-    spec, slots = _layer(layers, layer), np.ascontiguousarray(slots, np.int64).reshape(-1)
+    spec, slots = layer_spec(layers, layer), np.ascontiguousarray(slots, np.int64).reshape(-1)
     args = abi.struct("kvq_append_args", layer=layer, tokens=len(slots), slots=abi.array("int64_t", slots))
     alive = [slots]
     for name, array in (("k", k), ("v", v)):
@@ -86,7 +86,7 @@ def _vector(abi, args, name: str, vector, heads: int):
 
 
 def attend_args(abi, layers, layer: int, q, out, sums, batch: BatchArrays, options: ScoreOptions):
-    spec = _layer(layers, layer)
+    spec = layer_spec(layers, layer)
     if (batch.lengths > batch.table.shape[1] * abi.macros["KVQ_PAGE_TOKENS"]).any():
         raise InvalidArgument(f"a sequence is longer than its {batch.table.shape[1]} pages")
     q = _with_unit_channel_stride(q)

@@ -39,11 +39,15 @@ class Client:
         format_floor_dense: bool = False,
         credits: int = 0,
         deadline_ms: int = 0,
+        device: str | None = None,
     ) -> Model:
-        """Opens a session for one model. `fingerprint` is 32 bytes that no other weights have."""
+        """Opens a session for one model. `fingerprint` is 32 bytes that no other weights have. `device`: the UUID of a
+        GPU or "host", where it must be that one; None: where kvqd has its pages (ModelInfo.device)."""
         if self._handle is None:
             raise InvalidArgument("the client is closed")
-        model = Model(self, self._handle, tuple(layers), fingerprint, role, format_floor_dense, credits, deadline_ms)
+        model = Model(
+            self, self._handle, tuple(layers), fingerprint, role, format_floor_dense, credits, deadline_ms, device
+        )
         self._models.add(model)
         return model
 

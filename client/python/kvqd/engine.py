@@ -48,8 +48,10 @@ class Stream:
 
 
 class Engine:
-    def __init__(self, llama: Llama, model: Model, *, threads: int, deadline_ms: int):
+    def __init__(self, llama: Llama, model: Model, *, threads: int, deadline_ms: int, forward: Callable | None = None):
+        """`forward`: computes (sequence, tokens) parts into final hidden states, elsewhere than in numpy."""
         self.llama, self.model, self._threads, self._deadline_ms = llama, model, threads, deadline_ms
+        self._forward = forward or self._in_numpy
         self.feeds: collections.deque[Feed] = collections.deque()
         self.streams: list[Stream] = []
         self.generated = 0  # tokens of streams so far
@@ -78,7 +80,7 @@ class Engine:
         if feed:
             self._advance_feed(feed, len(parts[-1][1]), hidden[len(streams) :])
 
-    def _forward(self, parts) -> np.ndarray:
+    def _in_numpy(self, parts) -> np.ndarray:
         with KvqBatch(self.model, parts, deadline_ms=self._deadline_ms, threads=self._threads) as batch:
             return self.llama.hidden([token for _, tokens in parts for token in tokens], batch)
 

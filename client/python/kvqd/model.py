@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ._arrays import BatchArrays, ScoreOptions, append_args, attend_args
+from ._tensors import Gpu, as_numpy, empty_like, gpu_append_args, gpu_attend_args
 from .errors import InvalidArgument
 from .sequence import Sequence, extra_key_array, token_array
-from .values import Layer, Lookup, ModelInfo, Pressure, PressureLevel, Role
+from .values import Fault, Layer, Lookup, ModelInfo, Pressure, PressureLevel, Role
 
 if TYPE_CHECKING:
     from .client import Client
 
 
 class Step:
-    """One forward pass; `serial` names it in Sequence.commit. Leaving the block ends it, whatever happened inside."""
+    """One forward pass; `serial` names it in Sequence.commit. Leaving the block ends it, whatever happened inside: on a GPU
+    behind what was launched on `stream` (torch's current one, unless given), without waiting for it."""
 
-    def __init__(self, model: Model):
-        self._model, self.serial = model, 0
+    def __init__(self, model: Model, stream=None):
+        self._model, self._stream, self.serial = model, stream, 0
 
     def __enter__(self) -> Step:
         abi = self._model._library
@@ -33,7 +35,7 @@ class Step:
 
     def __exit__(self, *_) -> None:
         abi = self._model._library
-        abi.check(abi.lib.kvq_step_end(self._model.handle, self.serial, abi.ffi.NULL))
+        abi.check(abi.lib.kvq_step_end(self._model.handle, self.serial, self._model._stream(self._stream)))
 
 
 class Model:
@@ -47,6 +49,7 @@ class Model:
         format_floor_dense: bool,
         credits: int,
         deadline_ms: int,
+        device: str | None = None,
     ):
         self._library = abi = client._library
         self._client, self._handle, self.layers = client, None, layers
@@ -66,8 +69,10 @@ class Model:
                 for layer in layers
             ],
         )
+        device_name = abi.ffi.new("char[]", device.encode()) if device is not None else abi.ffi.NULL
         desc = abi.struct(
             "kvq_model_desc",
+            device=device_name,
             layers=table,
             layer_count=len(layers),
             page_tokens=abi.macros["KVQ_PAGE_TOKENS"],
@@ -80,6 +85,8 @@ class Model:
         out = abi.ffi.new("kvq_model**")
         abi.check(abi.lib.kvq_register_model(client_handle, desc, out))
         self._handle = out[0]
+        info = self.info()
+        self._gpu = Gpu(info.device_uuid) if info.device == "cuda" and role != Role.CONTROL else None
 
     @property
     def handle(self):
@@ -177,51 +184,97 @@ class Model:
         filled = min(count[0], capacity)
         return list(zip(pages[:filled].tolist(), sequences[:filled].tolist())), now[0]
 
-    def set_aliases(self, aliases: dict[int, int]) -> None:
-        array = self._library.ffi.new("kvq_alias[]", [{"alias": a, "page": p} for a, p in aliases.items()])
-        self._library.check(self._library.lib.kvq_set_aliases(self.handle, array, len(aliases)))
+    def set_aliases(self, aliases: dict[int, int], *, stream=None) -> None:
+        """On a GPU a set waits for the steps that run there, unless it is given a `stream` in whose order it happens."""
+        abi = self._library
+        array = abi.ffi.new("kvq_alias[]", [{"alias": a, "page": p} for a, p in aliases.items()])
+        if stream is None:
+            abi.check(abi.lib.kvq_set_aliases(self.handle, array, len(aliases)))
+        else:
+            abi.check(abi.lib.kvq_set_aliases_on(self.handle, array, len(aliases), self._stream(stream)))
 
     # --- the forward pass
 
-    def step(self) -> Step:
-        return Step(self)
+    def _stream(self, stream):
+        if self._gpu is None:
+            return self._library.ffi.NULL
+        return self._library.ffi.cast("void*", self._gpu.stream(stream))
 
-    def append(
-        self, layer: int, k: np.ndarray | None, v: np.ndarray | None, slots: np.ndarray, *, aliases: bool = False
-    ) -> None:
-        """Writes K and V (tokens, kv_heads, head_dim), in the layer's dtype, to `slots`. None: that one later."""
-        args, _alive = append_args(self._library, self.layers, layer, k, v, slots)
+    def step(self, stream=None) -> Step:
+        return Step(self, stream)
+
+    def append(self, layer: int, k, v, slots, *, aliases: bool = False, stream=None) -> None:
+        """Writes K and V (tokens, kv_heads, head_dim), in the layer's dtype, to `slots`. None: that one later.
+
+        numpy arrays, or tensors (torch's, DLPack's) in the memory where the pages are; they are read in place. On a GPU
+        all of them are GPU tensors, and the call is launched on `stream`: torch's current one, unless given.
+        """
+        if self._gpu is None:
+            k, v, slots = (as_numpy(name, value) for name, value in (("k", k), ("v", v), ("slots", slots)))
+            args, _alive = append_args(self._library, self.layers, layer, k, v, slots)
+        else:
+            args = gpu_append_args(self._library, self._gpu, self.layers, layer, k, v, slots)
+            args.stream = self._stream(stream)
         args.slots_are_aliases = int(aliases)
         self._library.check(self._library.lib.kvq_append(self.handle, args))
 
     def attend(
         self,
         layer: int,
-        q: np.ndarray,
-        block_table: np.ndarray,
-        seq_lengths: np.ndarray,
-        query_starts: np.ndarray,
+        q,
+        block_table,
+        seq_lengths,
+        query_starts,
         *,
-        out: np.ndarray | None = None,
-        lse: bool = False,
+        out=None,
+        lse=False,
         aliases: bool = False,
         threads: int = 0,
+        workspace=None,
+        max_query_tokens: int = 0,
+        stream=None,
         **scores,
     ):
         """Causal attention of q (query tokens, query_heads, head_dim) over paged K/V.
 
         block_table (batch, pages) int32, seq_lengths (batch,) int32 with this step's tokens included, query_starts
-        (batch + 1,) int32. scores: what ScoreOptions has. Returns out, in q's dtype unless given, or (out, natural
-        log-sum-exp) with `lse`.
+        (batch + 1,) int32. scores: what ScoreOptions has. Returns out, in q's dtype and library unless given, or (out,
+        natural log-sum-exp) with `lse`: True, or the tensor to fill. Tensors and `stream` are as in append; on a GPU
+        their values are read when the kernel runs.
         """
-        batch = BatchArrays(block_table, seq_lengths, query_starts)
-        out = np.empty(q.shape, q.dtype) if out is None else out
-        sums = np.empty(q.shape[:2], np.float32) if lse else None
-        options = ScoreOptions(**scores)
-        args, _alive = attend_args(self._library, self.layers, layer, q, out, sums, batch, options)
+        out = empty_like(q) if out is None else out
+        sums = empty_like(q, "float32", 2) if lse is True else None if lse is False else lse
+        options, batch = ScoreOptions(**scores), (block_table, seq_lengths, query_starts)
+        if self._gpu is None:
+            batch = BatchArrays(*(as_numpy("a table", value) for value in batch))
+            arrays = (as_numpy(name, value) for name, value in (("q", q), ("out", out), ("lse", sums)))
+            args, _alive = attend_args(self._library, self.layers, layer, *arrays, batch, options)
+        else:
+            args = gpu_attend_args(
+                self._library, self._gpu, self.layers, layer, q, out, sums, batch, options, workspace
+            )
+            args.stream, args.max_query_tokens = self._stream(stream), max_query_tokens
         args.table_has_aliases, args.threads = int(aliases), threads
         self._library.check(self._library.lib.kvq_attend(self.handle, args))
-        return (out, sums) if lse else out
+        return out if sums is None else (out, sums)
+
+    # --- the GPU
+
+    def workspace_bytes(self) -> int:
+        """Bytes of device memory that attend needs when it is given a workspace; 0 on the host."""
+        out = self._library.ffi.new("size_t*")
+        self._library.check(self._library.lib.kvq_attend_workspace_bytes(self.handle, out))
+        return out[0]
+
+    def fault(self) -> Fault | None:
+        """The first thing that a kernel could not do since the last question."""
+        out = self._library.struct("kvq_fault")
+        self._library.check(self._library.lib.kvq_get_fault(self.handle, out))
+        return Fault(out.status, out.layer, out.index, out.page) if out.status else None
+
+    def reattach(self) -> None:
+        """After ContextLost, once the context was reset: the process's side of the GPU is made anew."""
+        self._library.check(self._library.lib.kvq_reattach(self.handle))
 
     # --- end
 
@@ -238,6 +291,7 @@ class Model:
             out.cold_page_bytes,
             out.cold_format,
             self._library.text(out.device),
+            self._library.text(out.device_uuid),
         )
 
     def close(self) -> None:

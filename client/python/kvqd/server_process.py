@@ -34,6 +34,7 @@ class ServerProcess:
         *,
         threads: int = 1,
         deadline_ms: int = 15000,
+        compute: str = "numpy",
         wait: bool = True,
     ):
         arguments = [
@@ -42,6 +43,8 @@ class ServerProcess:
             "kvqd.server",
             "--label",
             label,
+            "--compute",
+            compute,
             "--threads",
             str(threads),
             "--deadline-ms",

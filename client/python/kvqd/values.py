@@ -38,7 +38,8 @@ class ModelInfo:
     dense_page_bytes: int
     cold_page_bytes: int
     cold_format: int
-    device: str
+    device: str  # "host" or "cuda"
+    device_uuid: str = ""  # of the GPU that holds the pages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,3 +60,13 @@ class Pressure:
     draining: bool
     reconnecting: bool  # kvqd is away; the session waits to be resumed
     reconnects: int  # times it was resumed by a kvqd that came back
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What a kernel could not do: the rows that needed the page are NaN, the token was left out."""
+
+    status: int  # as of the exception's class, e.g. LostPage.status
+    layer: int
+    index: int  # of the sequence in the batch, or of the token
+    page: int

@@ -189,3 +189,61 @@ def test_a_vanished_daemon_is_an_error_not_a_crash():
             sequence.reserve(64 * 100, deadline_ms=5000)
         with pytest.raises(kvqd.KvqError):
             client.register([layer], os.urandom(32))
+
+
+class ForeignTensor:
+    """What torch's CPU tensors look like to the package: DLPack, and no numpy type."""
+
+    requires_grad = False
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __dlpack__(self, **arguments):
+        return self.array.__dlpack__(**arguments)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_tensors_of_another_library_are_read_and_written_in_place(small):
+    random, sequence = np.random.default_rng(11), small.open()
+    k, v = (random.standard_normal((70, 1, 64)).astype(np.float16) for _ in range(2))
+    q, out = random.standard_normal((3, 2, 64)).astype(np.float32), np.zeros((3, 2, 64), np.float32)
+    sums = np.zeros((3, 2), np.float32)
+    sequence.reserve(70, deadline_ms=5000)
+    table = np.array([sequence.block_table()], np.int32)
+    with small.step() as step:
+        small.append(0, *map(ForeignTensor, (k, v, sequence.slots(0, 70))))
+        lengths, starts = np.array([70], np.int32), np.array([0, 3], np.int32)
+        tensors = map(ForeignTensor, (q, table, lengths, starts))
+        result, filled = small.attend(0, *tensors, out=(given := ForeignTensor(out)), lse=ForeignTensor(sums))
+    sequence.commit(range(70), step.serial)
+    assert result is given and filled.array is sums
+    np.testing.assert_allclose(out, reference(q, k, v), atol=2e-3)
+    assert np.isfinite(sums).all()
+
+
+class GpuTensor(ForeignTensor):
+    __cuda_array_interface__ = {}
+
+    class device:  # noqa: N801: as torch's
+        type = "cuda"
+
+
+def test_a_gpu_tensor_on_the_host_device_is_refused_by_name(small):
+    with small.step(), pytest.raises(kvqd.InvalidArgument, match="k is not in host memory"):
+        small.append(0, GpuTensor(np.zeros((1, 1, 64), np.float16)), None, [0])
+
+
+def test_the_host_has_no_stream_no_workspace_and_no_faults(small):
+    assert small.info().device == "host" and small.info().device_uuid == ""
+    assert small.workspace_bytes() == 0 and small.fault() is None
+    small.reattach()
+    with small.step(stream=12345):  # of no meaning on the host
+        pass
+
+
+def test_a_device_that_kvqd_does_not_serve_is_refused(daemon):
+    with kvqd.Client(daemon.socket) as client, pytest.raises(kvqd.InvalidArgument, match="GPU-nowhere"):
+        client.register([kvqd.Layer(1, 64, 2)], bytes(32), device="GPU-nowhere")
