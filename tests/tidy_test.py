@@ -19,10 +19,13 @@ MAX_FUNCTION_LINES = 70
 ROOMS = [
     ("contract", ["include/kvq/"], ["std", "kvq/types.h", "kvq/result.h", "kvq/kvq.h", "kvq/page_format.h", "kvq/directory.h",
                                     "kvq/memory_site.h"]),
+    ("cuda kernels", ["kernels/cuda/"], ["std", "os", "cuda", "kvq/", "kernels/"]),
     ("kernels", ["kernels/"], ["std", "os", "hwy/", "kvq/", "kernels/"]),
     ("core", ["daemon/core/"], ["std", "kvq/", "daemon/core/"]),
     ("shm", ["daemon/shm/"], ["std", "os", "boost/interprocess/", "kvq/", "daemon/shm/"]),
-    ("device", ["daemon/device/"], ["std", "os", "kvq/", "daemon/device/", "daemon/shm/descriptor.h", "daemon/shm/memfd.h", "kernels/host_kernels.h"]),
+    ("device", ["daemon/device/"], ["std", "os", "kvq/", "daemon/device/", "daemon/shm/descriptor.h", "daemon/shm/memfd.h", "daemon/gpu/worker_protocol.h", "daemon/gpu/worker_socket.h",
+                                      "kernels/host_kernels.h"]),
+    ("gpu worker", ["daemon/gpu/"], ["std", "os", "cuda", "kvq/", "daemon/gpu/", "daemon/shm/descriptor.h", "kernels/cuda/", "kernels/page_sum.h"]),
     ("store", ["daemon/store"],
      ["std", "os", "kvq/", "daemon/core/", "daemon/shm/", "daemon/device/device.h", "daemon/store", "spdlog/"]),
     ("loop", ["daemon/event_loop"], ["std", "os", "kj/", "uv.h", "kvq/result.h", "daemon/event_loop.h"]),
@@ -33,18 +36,21 @@ ROOMS = [
      ["std", "os", "kj/", "capnp/", "nlohmann/", "kvq/", "schema", "daemon/rpc/", "daemon/store.h", "daemon/event_loop.h",
       "daemon/config_setting.h"]),  # parse_size: one spelling of sizes for the file and for kvqctl set
     ("main", ["daemon/"], ["std", "os", "kj/", "spdlog/", "systemd/", "openssl/", "kvq/", "daemon/"]),
+    ("client on CUDA", ["client/cuda_"],
+     ["std", "os", "cuda", "kvq/", "client/", "kernels/host_kernels.h", "kernels/cuda/"]),
     ("client", ["client/"],
      ["std", "os", "kj/", "capnp/", "boost/interprocess/", "openssl/", "kvq/", "schema", "client/", "kernels/host_kernels.h"]),
     ("kvq-hold", ["tools/kvq-hold/"], ["std", "os", "CLI/", "tools/kvq-hold/"]),
     ("kvqctl", ["tools/kvqctl/"], ["std", "os", "kj/", "capnp/", "CLI/", "nlohmann/", "kvq/", "schema", "tools/kvqctl/"]),
 ]
-LIBRARIES = re.compile(r"^(uv\.h|(kj|capnp|boost|spdlog|fmt|CLI|toml\+\+|hwy|openssl|nlohmann|systemd|gtest|gmock|benchmark|cuda\w*)[/.])")
+LIBRARIES = re.compile(r"^(uv\.h|(kj|capnp|boost|spdlog|fmt|CLI|toml\+\+|hwy|openssl|nlohmann|systemd|gtest|gmock|benchmark)[/.]|cuda)")
 CLOCKLESS = {"chrono", "random", "thread", "mutex", "shared_mutex", "condition_variable", "future", "iostream", "fstream"}
 
 # --- banned calls: (where, except where, pattern, what to do)
 BANNED = [
-    # log.cc and notify.cc read what systemd says about the journal and about itself; the socket path comes from KVQ_SOCKET where a client starts.
-    ("", ["daemon/config", "daemon/kill_at.cc", "daemon/log.cc", "daemon/notify.cc", "client/abi.cc", "tools/", "tests/"], r"\b(secure_)?getenv\s*\(",
+    # log.cc and notify.cc read what systemd says about the journal and about itself; the socket path comes from KVQ_SOCKET where a client starts;
+    # a client that misses its GPU names CUDA_VISIBLE_DEVICES.
+    ("", ["daemon/config", "daemon/kill_at.cc", "daemon/log.cc", "daemon/notify.cc", "client/abi.cc", "client/cuda_side.cc", "tools/", "tests/"], r"\b(secure_)?getenv\s*\(",
      "settings are read in daemon/config and where a client connects"),
     ("daemon/", [], r"\b(u|nano)?sleep\s*\(|\bsleep_(for|until)\b", "the daemon waits in its loop"),
     ("daemon/", [], r"\bstd::\w*mutex\b|\bpthread_mutex|\bstd::condition_variable|\bstd::j?thread\b",
@@ -181,7 +187,7 @@ def text_findings(path, text):
 
 def dead_file_findings(paths, cmake):
     """Source files that no target names; "${x}" in CMake stands for a word of the file."""
-    patterns = [re.sub(r"\\\$\\\{\w+\\\}", r"(\\w+)", re.escape(token)) for token in re.findall(r"[\w./${}-]+\.cc", cmake)]
+    patterns = [re.sub(r"\\\$\\\{\w+\\\}", r"(\\w+)", re.escape(token)) for token in re.findall(r"[\w./${}-]+\.(?:cc|cu)", cmake)]
     words = set(re.findall(r"\w+", cmake))
     findings = []
     for path in paths:
@@ -281,7 +287,10 @@ class Tree(unittest.TestCase):
                     cls.texts[relative.as_posix()] = path.read_text(encoding="utf-8")
                 except UnicodeDecodeError:
                     continue
-        cls.cmake = cls.texts["CMakeLists.txt"]
+        cls.cmake = cls.texts["CMakeLists.txt"] + cls.texts["tests/tests.cmake"] + cls.texts["tests/gpu/gpu_tests.cmake"]
+        # Sources of a room with a CMake file of its own are named from there.
+        room = cls.texts["kernels/cuda/CMakeLists.txt"].replace("${CMAKE_SOURCE_DIR}/", "")
+        cls.cmake += re.sub(r"(?<![\w./])(\w+\.(?:cc|cu))\b", r"kernels/cuda/\1", room)
 
     def check(self, suffixes, rule, *arguments):
         findings = []
@@ -294,28 +303,28 @@ class Tree(unittest.TestCase):
         self.assertGreater(sum(path.endswith(".cc") for path in self.texts), 20)
 
     def test_includes(self):
-        self.check((".h", ".hpp", ".cc"), include_findings)
+        self.check((".h", ".hpp", ".cc", ".cu", ".cuh"), include_findings)
 
     def test_functions(self):
-        self.check((".h", ".hpp", ".cc", ".py"), function_findings)
+        self.check((".h", ".hpp", ".cc", ".cu", ".cuh", ".py"), function_findings)
 
     def test_lengths(self):
-        self.check((".h", ".hpp", ".cc", ".py", ".capnp"), length_findings)
+        self.check((".h", ".hpp", ".cc", ".cu", ".cuh", ".py", ".capnp"), length_findings)
 
     def test_names(self):
-        self.check((".h", ".hpp", ".cc", ".py", ".capnp"), name_findings)
+        self.check((".h", ".hpp", ".cc", ".cu", ".cuh", ".py", ".capnp"), name_findings)
 
     def test_openings(self):
-        self.check((".h", ".hpp", ".cc", ".py", ".capnp"), opening_findings)
+        self.check((".h", ".hpp", ".cc", ".cu", ".cuh", ".py", ".capnp"), opening_findings)
 
     def test_banned_calls(self):
-        self.check((".h", ".hpp", ".cc"), banned_findings)
+        self.check((".h", ".hpp", ".cc", ".cu", ".cuh"), banned_findings)
 
     def test_promises_and_machine_paths(self):
         self.check(("",), text_findings)
 
     def test_dead_files(self):
-        sources = [path for path in self.texts if path.endswith(".cc")]
+        sources = [path for path in self.texts if path.endswith((".cc", ".cu"))]
         findings = dead_file_findings(sources, self.cmake) + label_findings(self.cmake)
         self.assertFalse(findings, "\n" + "\n".join(findings))
 

@@ -58,8 +58,8 @@ std::uint32_t open_descriptors(pid_t process) {
   return n;
 }
 
-Books::Books(const HeldDaemon& daemon, std::uint32_t tenants)
-    : daemon_(daemon), held_(kGlobalFiles + kFilesOfTenant * tenants), open_(open_descriptors(daemon.pid())) {
+Books::Books(const HeldDaemon& daemon, std::uint32_t tenants, bool gpu)
+    : daemon_(daemon), held_(kGlobalFiles + kFilesOfTenant * tenants + (gpu ? 1 + tenants : 0)), open_(0) {
   const auto until = Clock::now() + std::chrono::seconds(20);  // the holder reads what kvqd has sent in its own time
   while (daemon.descriptors_held() != held_ && Clock::now() < until)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -67,6 +67,7 @@ Books::Books(const HeldDaemon& daemon, std::uint32_t tenants)
     throw std::runtime_error("the holder begins with " + std::to_string(daemon.descriptors_held()) +
                              " descriptors, not " + std::to_string(held_));
   }
+  open_ = open_descriptors(daemon.pid());
 }
 
 std::string Books::close() const {

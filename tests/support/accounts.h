@@ -16,7 +16,8 @@ void verify_all(const std::string& socket);
 class Books {
  public:
   // Opens them: notes what daemon and holder have open now, when nobody uses them. `tenants`: that exist already.
-  Books(const HeldDaemon& daemon, std::uint32_t tenants);
+  // `gpu`: the worker's pidfd and a mirror for each tenant are kept, too.
+  Books(const HeldDaemon& daemon, std::uint32_t tenants, bool gpu = false);
   // After every client has gone: drops all that is cached, and waits until nothing is charged to anybody, nothing is in
   // limbo, no slab is left and no descriptor more is open than at first. Empty, or what is left after 20 seconds.
   std::string close() const;

@@ -19,6 +19,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "tests/support/programs.h"
+
 extern char** environ;
 
 namespace kvq::test {
@@ -87,7 +89,8 @@ DaemonProcess::DaemonProcess(const std::string& settings) {
 void DaemonProcess::start() {
   ::unlink((directory_ + "/notify").c_str());
   const int notify = bind_notify(directory_ + "/notify");
-  pid_ = spawn({KVQD_PATH, "--config", directory_ + "/kvqd.toml"}, directory_ + "/notify", directory_ + "/log");
+  pid_ = spawn({program_path(KVQD_PATH), "--config", directory_ + "/kvqd.toml"}, directory_ + "/notify",
+               directory_ + "/log");
   const bool ready = wait_ready(notify, pid_);
   ::close(notify);
   if (ready) return;

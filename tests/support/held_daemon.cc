@@ -18,6 +18,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "tests/support/programs.h"
+
 extern char** environ;
 
 namespace kvq::test {
@@ -45,11 +47,12 @@ HeldDaemon::HeldDaemon(const std::string& settings, const std::vector<std::strin
   ::chmod(pattern, 0755);
   socket_ = directory_ + "/kvqd.sock";
   program_ = directory_ + "/kvqd";
-  std::filesystem::create_symlink(program.empty() ? KVQD_PATH : program, program_);
+  std::filesystem::create_symlink(program.empty() ? program_path(KVQD_PATH) : program, program_);
   std::ofstream(directory_ + "/kvqd.toml") << "socket = \"" << socket_ << "\"\n" << settings;
   const std::vector<std::string> arguments = {
-      KVQ_HOLD_PATH, "--socket", socket_,    "--restart-ms",           "1", "--give-up-after", "1000000",
-      "--",          program_,   "--config", directory_ + "/kvqd.toml"};
+      program_path(KVQ_HOLD_PATH), "--socket", socket_, "--restart-ms", "1",
+      "--give-up-after",           "1000000",  "--",    program_,       "--config",
+      directory_ + "/kvqd.toml"};
   std::vector<char*> argv, env;
   for (const std::string& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
   argv.push_back(nullptr);
@@ -71,7 +74,7 @@ HeldDaemon::HeldDaemon(const std::string& settings, const std::vector<std::strin
   posix_spawn_file_actions_adddup2(&actions, 1, 2);
   const int error = ::posix_spawn(&holder_, argv[0], &actions, nullptr, argv.data(), env.data());
   posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) throw std::runtime_error(std::string(KVQ_HOLD_PATH) + ": " + std::strerror(error));
+  if (error != 0) throw std::runtime_error(program_path(KVQ_HOLD_PATH) + ": " + std::strerror(error));
   await_lives(1);
 }
 

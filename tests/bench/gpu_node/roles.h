@@ -1,0 +1,59 @@
+// The server processes of a topic: this program, started again with --role, which prints one JSON document at its end.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/bench/gpu_node/topics.h"
+
+namespace kvq::bench {
+
+// A server that decodes over a shared document until told to end, and compares each result with the right one.
+// --socket S --milliseconds T --tokens N --graph 0|1
+int decoder(const Arguments& arguments);
+// A server whose short sequences come and go, so that pages are appended, quantized, compacted and dropped all the
+// time.
+// --socket S --milliseconds T --tokens N (of each sequence) --sequences K (alive at once)
+int churner(const Arguments& arguments);
+
+// A server that was started again: opens the document, decodes once, says "decoded", and then whether that was right.
+// --socket S --tokens N
+int restarted(const Arguments& arguments);
+
+// A server in the middle of a long kernel, in a step, until it is killed. --socket S
+int stuck(const Arguments& arguments);
+
+class Server {
+ public:
+  // `environment`: NAME=VALUE, beside this process's own.
+  Server(const std::string& role, const std::vector<std::string>& options,
+         const std::vector<std::string>& environment = {});
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+  void await(const std::string& word);  // until it has said so; throws when it ended before
+  void await_ready() { await("ready"); }
+  nlohmann::json result();  // waits for its end; throws when it failed
+  void kill();
+  int pid() const { return pid_; }
+
+ private:
+  std::string line();
+  int pid_ = -1, out_ = -1;
+  std::string buffer_;
+};
+
+// MPS for the processes that are given environment(); none elsewhere.
+class Mps {
+ public:
+  Mps();
+  ~Mps();
+  bool works() const { return works_; }
+  std::vector<std::string> environment() const;
+
+ private:
+  bool works_ = false;
+};
+
+}  // namespace kvq::bench
