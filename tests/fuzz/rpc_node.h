@@ -151,6 +151,7 @@ class RpcNode {
     options.max_sessions_per_peer = 8;
     options.max_questions_per_peer = 32;
     options.max_parked_per_session = 4;
+    options.reconnect_ms = 300;  // a peer that is gone for good is waited for within until()
     options.keeper = &keeper_;
     options.kept = kept;
     options.log = [this](const std::string& line) {
