@@ -83,6 +83,9 @@ PageId PageTable::allocate(const Place& place, std::uint16_t model, SessionId ow
   const PageId page = free_.back();
   free_.pop_back();
   PageRecord& r = change(page);
+  const std::uint16_t generation = r.generation;
+  r = PageRecord{};  // what a damaged state may have left in a free record ends here
+  r.generation = generation;
   r.slab = place.slab;
   r.slot = place.slot;
   r.format = place.format;
