@@ -30,21 +30,10 @@ struct Workspace {
 Error refuse(const char* why) { return {Errc::invalid_argument, 0, why}; }
 
 Error check_call(const AttentionCall& call) {
-  if (Error error = check_model(call.model, call.layer); error.code != Errc::ok) return error;
-  const LayerSpec& spec = call.model.geometry->layer[call.layer];
+  if (Error error = check_attention(call); error.code != Errc::ok) return error;
   if (!has_vector_unit()) return {Errc::system, 0, "CPU has no supported vector instructions (SSSE3 at least)"};
-  if (call.query_heads == 0 || call.query_heads % spec.kv_heads != 0) {
-    return refuse("query_heads is not a multiple of the layer's KV heads");
-  }
-  if (call.query_heads / spec.kv_heads > kMaxGroup) return refuse("more than 16 query heads per KV head");
-  if (static_cast<std::uint32_t>(call.q_type) > 2) return refuse("q_type is unknown");
-  if (static_cast<std::uint32_t>(call.out_type) > 2) return refuse("out_type is unknown");
-  if (!std::isfinite(call.scale)) return refuse("scale is not finite");
-  if (!std::isfinite(call.softcap) || call.softcap < 0) return refuse("softcap is negative or not finite");
-  if (call.window < -1 || call.window == 0) return refuse("window is neither -1 nor positive");
   if (call.threads < 1 || call.threads > kMaxThreads) return refuse("threads is not 1..256");
   if (call.batch == 0) return {};
-  if (call.lengths == nullptr || call.query_starts == nullptr) return refuse("lengths or query_starts is null");
   for (std::uint32_t s = 0; s < call.batch; ++s) {
     if (call.lengths[s] < 0) return refuse("a length is negative");
     if (call.query_starts[s] < 0 || call.query_starts[s + 1] < call.query_starts[s]) {

@@ -20,19 +20,8 @@ constexpr std::int32_t kEndlessWindow = 1
 Error refuse(const char* why) { return {Errc::invalid_argument, 0, why}; }
 
 Error check_call(const AttentionCall& call) {
-  if (Error error = check_model(call.model, call.layer); error.code != Errc::ok) return error;
-  const LayerSpec& spec = call.model.geometry->layer[call.layer];
-  if (call.query_heads == 0 || call.query_heads % spec.kv_heads != 0) {
-    return refuse("query_heads is not a multiple of the layer's KV heads");
-  }
-  if (call.query_heads / spec.kv_heads > kMaxGroup) return refuse("more than 16 query heads per KV head");
-  if (static_cast<std::uint32_t>(call.q_type) > 2) return refuse("q_type is unknown");
-  if (static_cast<std::uint32_t>(call.out_type) > 2) return refuse("out_type is unknown");
-  if (!std::isfinite(call.scale)) return refuse("scale is not finite");
-  if (!std::isfinite(call.softcap) || call.softcap < 0) return refuse("softcap is negative or not finite");
-  if (call.window < -1 || call.window == 0) return refuse("window is neither -1 nor positive");
+  if (Error error = check_attention(call); error.code != Errc::ok) return error;
   if (call.batch == 0) return {};
-  if (call.lengths == nullptr || call.query_starts == nullptr) return refuse("lengths or query_starts is null");
   if (call.q == nullptr || call.out == nullptr) return refuse("q or out is null");
   if (call.block_tables == nullptr) return refuse("block_tables is null");
   return {};
