@@ -47,7 +47,9 @@ struct DeviceHealth {
   std::string text;                  // why; empty when all is well
   std::string uuid;                  // of the GPU; empty on the host
   std::uint64_t restarts = 0;        // of its worker
-  std::uint64_t overhead_bytes = 0;  // of the device's memory, beside slabs and mirrors
+  // Of the device's memory; with the overhead of whatever runs the jobs, all that kvqd takes of it.
+  std::uint64_t held_bytes = 0;      // slabs with a place, spare ones, mirrors
+  std::uint64_t overhead_bytes = 0;  // beside these
 };
 
 class Device {

@@ -125,6 +125,14 @@ bool MirrorBook::send(WorkerLink& link, Write& write) {
   return true;
 }
 
+std::uint64_t MirrorBook::held_bytes(std::uint64_t granularity) const {
+  std::uint64_t bytes = 0;
+  for (const auto& [tenant, mirror] : mirrors_) {
+    if (mirror.file.get() >= 0) bytes += round_up(std::uint64_t{mirror.capacity} * sizeof(DirectoryEntry), granularity);
+  }
+  return bytes;
+}
+
 std::string MirrorBook::problem() const {
   for (const auto& [tenant, mirror] : mirrors_) {
     if (!mirror.problem.empty()) return "mirror of tenant " + std::to_string(raw(tenant)) + ": " + mirror.problem;

@@ -52,6 +52,7 @@ class MirrorBook {
   void refused(TenantId tenant, std::string why, std::uint64_t now_ms);
   void adopted(TenantId tenant);
   std::string problem() const;  // of any mirror; empty: none
+  std::uint64_t held_bytes(std::uint64_t granularity) const;  // of those that there are
 
  private:
   // Entries page .. page + count of a tenant as the directory has them by then, or the one value that was published.

@@ -1,6 +1,7 @@
 // Every change is told to the worker at once, if there is one; the socket keeps the order.
 #include "daemon/device/slab_book.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace kvq {
@@ -15,6 +16,11 @@ std::uint32_t SlabBook::missing() const {
   std::uint32_t free = 0;
   for (const auto& slab : slabs_) free += slab ? 0 : 1;
   return free > spares() ? free - spares() : 0;
+}
+
+std::uint64_t SlabBook::held_bytes() const {
+  const auto placed = std::count_if(slabs_.begin(), slabs_.end(), [](const auto& slab) { return slab.has_value(); });
+  return (static_cast<std::uint64_t>(placed) + spares()) * slab_bytes_;
 }
 
 void SlabBook::add_spare(std::uint64_t serial, Descriptor file) {

@@ -31,6 +31,7 @@ class SlabBook {
   void shrink(std::uint32_t slabs) { slabs_.resize(slabs); }
   std::uint32_t spares() const { return static_cast<std::uint32_t>(spares_.size()); }
   std::uint32_t missing() const;  // spares that a full arena would need
+  std::uint64_t held_bytes() const;  // with a place or spare
 
   void add_spare(std::uint64_t serial, Descriptor file);
   Result<void> create(WorkerLink& link, SlabId slab);

@@ -273,7 +273,10 @@ void WorkerDevice::set_up_again() {
 }
 
 DeviceHealth WorkerDevice::health() const {
-  DeviceHealth h{.uuid = hello_.uuid, .restarts = restarts_, .overhead_bytes = hello_.overhead_bytes};
+  DeviceHealth h{.uuid = hello_.uuid,
+                 .restarts = restarts_,
+                 .held_bytes = slabs_.held_bytes() + mirrors_.held_bytes(hello_.granularity),
+                 .overhead_bytes = hello_.overhead_bytes};
   if (state_ == State::ending) {
     h.text = "the GPU worker is being ended: " + cause_;
   } else if (state_ == State::waiting || state_ == State::starting) {

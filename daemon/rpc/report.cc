@@ -115,6 +115,7 @@ Json report_status(const StoreStatus& s) {
             {"text", s.device.text},
             {"uuid", s.device.uuid},
             {"worker_restarts", s.device.restarts},
+            {"held_bytes", s.device.held_bytes},
             {"overhead_bytes", s.device.overhead_bytes}}},
           {"adopt",
            {{"adopted", s.adopt.adopted},

@@ -239,6 +239,17 @@ TEST_F(WorkerTest, NoUsableSlabIsARefusalWithBothNumbers) {
   EXPECT_FALSE(made.no_device);
 }
 
+TEST_F(WorkerTest, HoldsAllSlabsFromTheStartAndMirrorsAsTheyCome) {
+  start();
+  if (device == nullptr) return;
+  EXPECT_EQ(device->health().held_bytes, kSlabs * kSlab);
+  ASSERT_TRUE(device->create_slab(SlabId{0}));
+  EXPECT_EQ(device->health().held_bytes, kSlabs * kSlab) << "a spare that gets its place is held as before";
+  add_mirror();
+  open_mirror();
+  EXPECT_EQ(device->health().held_bytes, kSlabs * kSlab + round_up(kEntries * sizeof(DirectoryEntry), 4096));
+}
+
 TEST_F(WorkerTest, ShareOfTheGpu) {
   faults("total_bytes=1000000");
   WorkerOptions o = options();

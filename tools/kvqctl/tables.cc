@@ -127,8 +127,8 @@ std::string device_line(const Json& s) {
   if (!uuid.empty()) out += " " + uuid;
   out += health.at("state") == "ok" ? ", ok" : ", DEGRADED: " + text;
   if (uuid.empty()) return out;
-  return out + "; " + number(health.at("worker_restarts")) + " worker restarts, " + mib(health.at("overhead_bytes")) +
-         " beside pages";
+  return out + "; " + number(health.at("worker_restarts")) + " worker restarts; holds " + mib(health.at("held_bytes")) +
+         " and " + mib(health.at("overhead_bytes")) + " for its worker";
 }
 
 std::vector<Row> device_rows(const Json& s) {
