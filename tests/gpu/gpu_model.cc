@@ -235,7 +235,7 @@ kvq::test::Seen GpuModel::attend_and_check(const std::vector<std::int32_t>& whol
     ++seen.calls;
     if (copies.changed() == 0) ++seen.exact;
     const std::size_t quantized = copies.quantized();
-    ++(quantized == 0 ? seen.dense : quantized + 1 < copies.pages() ? seen.mixed : seen.quantized);
+    ++(quantized == 0 ? seen.dense : quantized < copies.pages() ? seen.mixed : seen.quantized);
   }
   return seen;
 }

@@ -81,8 +81,8 @@ TEST(NodeOnGpu, SealWaitsForTheGpu) {
   gpu.tiny().await_cached(tokens, 64);
 }
 
-// Arguments: socket. Reads a cached stream until pages of it are quantized, and a little longer: its first page and its
-// last ones stay dense.
+// Arguments: socket. Reads a cached stream until pages of it are quantized, and a little longer: its first page stays
+// dense.
 KVQ_ROLE(gpu_moving_reader) {
   GpuModel gpu(arguments[0]);
   const auto tokens = token_stream(3, 6 * KVQ_PAGE_TOKENS);

@@ -21,7 +21,6 @@ import torch
 
 import kvqd
 from dense_reference import Dense, first_difference, same_share
-from fidelity_result import Result
 from kvqd.demo_report import Expectations
 from kvqd.models import gguf_file, kvq_cache, torch_cache
 from kvqd.models.llama import log_likelihood
@@ -29,6 +28,7 @@ from kvqd.models.llama_torch import Llama
 from kvqd.models.tokenizer import SYSTEM, Tokenizer
 from kvqd.server_process import ServerFailed, ServerProcess
 from kvqd.testing import local_daemon
+from result_file import Result
 
 QUESTIONS = [
     "In one sentence: what does this licence let people do?",
@@ -44,7 +44,7 @@ class Run:
     def __init__(self, options):
         self.options, self.began, self.expect = options, time.monotonic(), Expectations()
         self.device = "cpu" if options.device == "host" else "cuda:0"
-        self.result = Result(self.device, options.commit)
+        self.result = Result("fidelity", self.device, options.commit)
         self.tokenizer = Tokenizer()
         weights = gguf_file.load_weights()
         self.config, self.fingerprint = weights.config, weights.fingerprint

@@ -1,4 +1,4 @@
-"""A result file of the topic `fidelity`, as the benchmarks write theirs, and what the file says about where it was made.
+"""A result file, as the benchmarks write theirs, and what it says about where it was made.
 
 Invariant: every number in it was measured by the program that writes it; what cannot be found out is "unknown", never a guess.
 """
@@ -21,10 +21,10 @@ def _asked(command):
 
 
 class Result:
-    def __init__(self, device, commit=None):
+    def __init__(self, topic, device, commit=None):
         on_gpu = torch.device(device).type == "cuda"
         self.document = {
-            "topic": "fidelity",
+            "topic": topic,
             "device": torch.cuda.get_device_name(device) if on_gpu else "host",
             "driver": _asked(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) if on_gpu else "none",
             "date": datetime.date.today().isoformat(),
