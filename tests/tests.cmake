@@ -77,6 +77,12 @@ add_executable(kvq_kernels_test
   tests/kernels/transcode_test.cc)
 target_link_libraries(kvq_kernels_test kvq_oracle GTest::gtest_main)
 gtest_discover_tests(kvq_kernels_test PROPERTIES LABELS unit)
+# The result files of benchmarks.
+add_library(kvq_bench_rows STATIC tests/bench/rows.cc)
+target_include_directories(kvq_bench_rows PUBLIC ${CMAKE_SOURCE_DIR} ${JSON_INCLUDE})
+add_executable(bench_rows_test tests/bench/rows_test.cc)
+target_link_libraries(bench_rows_test kvq_bench_rows GTest::gtest_main)
+gtest_discover_tests(bench_rows_test PROPERTIES LABELS unit)
 add_executable(kvq_bench_kernels tests/bench/bench_kernels.cc)
 target_link_libraries(kvq_bench_kernels kvq_kernels benchmark::benchmark)
 add_executable(kvq_client_test
