@@ -4,6 +4,8 @@ include(GoogleTest)
 find_package(Python3 3.10 REQUIRED COMPONENTS Interpreter)
 add_test(NAME tidy COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tests/tidy_test.py)
 set_tests_properties(tidy PROPERTIES LABELS tidy)
+add_test(NAME gpu_check COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tests/gpu_check_test.py)
+set_tests_properties(gpu_check PROPERTIES LABELS unit)
 find_program(SYSTEMD_ANALYZE systemd-analyze)
 if(SYSTEMD_ANALYZE)  # it wants the program to exist, so the copy that is verified runs another
   string(REPLACE /usr/bin/kvqd /bin/true KVQD_SERVICE_VERIFIED "${KVQD_SERVICE}")
