@@ -4,6 +4,8 @@ include(GoogleTest)
 find_package(Python3 3.10 REQUIRED COMPONENTS Interpreter)
 add_test(NAME tidy COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tests/tidy_test.py)
 set_tests_properties(tidy PROPERTIES LABELS tidy)
+add_test(NAME gpu_check COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tests/gpu_check_test.py)
+set_tests_properties(gpu_check PROPERTIES LABELS unit)
 find_program(SYSTEMD_ANALYZE systemd-analyze)
 if(SYSTEMD_ANALYZE)  # it wants the program to exist, so the copy that is verified runs another
   string(REPLACE /usr/bin/kvqd /bin/true KVQD_SERVICE_VERIFIED "${KVQD_SERVICE}")
@@ -77,6 +79,12 @@ add_executable(kvq_kernels_test
   tests/kernels/transcode_test.cc)
 target_link_libraries(kvq_kernels_test kvq_oracle GTest::gtest_main)
 gtest_discover_tests(kvq_kernels_test PROPERTIES LABELS unit)
+# The result files of benchmarks.
+add_library(kvq_bench_rows STATIC tests/bench/rows.cc)
+target_include_directories(kvq_bench_rows PUBLIC ${CMAKE_SOURCE_DIR} ${JSON_INCLUDE})
+add_executable(bench_rows_test tests/bench/rows_test.cc)
+target_link_libraries(bench_rows_test kvq_bench_rows GTest::gtest_main)
+gtest_discover_tests(bench_rows_test PROPERTIES LABELS unit)
 add_executable(kvq_bench_kernels tests/bench/bench_kernels.cc)
 target_link_libraries(kvq_bench_kernels kvq_kernels benchmark::benchmark)
 add_executable(kvq_client_test

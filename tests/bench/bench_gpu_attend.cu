@@ -18,6 +18,8 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_kernels.h"
+#include "tests/bench/arguments.h"
+#include "tests/bench/rows.h"
 
 namespace kvq {
 namespace {
@@ -129,12 +131,6 @@ double median_us(int launches, Enqueue enqueue) {
   return 1000.0 * ms[kReplays / 2] / launches;
 }
 
-struct Row {
-  std::string name, shape;
-  double us = 0;
-  std::uint64_t bytes = 0;
-};
-
 // One layer's pages in two regions: int4 and dense.
 class Bench {
  public:
@@ -162,7 +158,7 @@ class Bench {
       read_all<<<static_cast<unsigned>(kBytes / kBlockBytes), 256, 0, stream>>>(arena_->as<uint4>(), kBytes / 16,
                                                                                 sink.as<std::uint32_t>());
     });
-    return kBytes / us * 1e-6;
+    return ceiling_ = kBytes / us * 1e-6;
   }
 
   double copy_ceiling() {  // bytes read and bytes written
@@ -174,7 +170,7 @@ class Bench {
     return 2 * kBytes / us * 1e-6;
   }
 
-  Row decode(const char* name, std::uint32_t batch, std::uint32_t context, double dense_share) {
+  void decode(bench::Rows& rows, const char* name, std::uint32_t batch, std::uint32_t context, double dense_share) {
     const std::uint32_t pages = context / kPageTokens * batch;
     const double bytes_each = dense_share * layouts_[1].page_bytes + (1 - dense_share) * layouts_[2].page_bytes;
     const int sets = static_cast<int>(std::clamp(kRotationBytes / (pages * bytes_each), 2.0, 40.0));
@@ -206,18 +202,19 @@ class Bench {
     launch.workspace_bytes = workspace_bytes_;
     launch.max_query_tokens = 1;
     const int launches = std::max(sets, kMinLaunches / sets * sets);
-    Row row{name, std::to_string(batch) + "x" + std::to_string(context)};
-    row.us = median_us(launches, [&](int i, cudaStream_t stream) {
+    const double us = median_us(launches, [&](int i, cudaStream_t stream) {
       call.block_tables = tables_->as<std::int32_t>() + std::uint64_t(i % sets) * pages;
       launch.stream = stream;
       const Result<void> done = cuda::attend(call, launch);
       if (!done) must(cudaErrorUnknown, done.error().context);
     });
     if (*fault_ != 0) must(cudaErrorUnknown, "a page was not readable");
-    row.bytes =
+    const std::uint64_t bytes =
         (dense_pages * layouts_[1].page_bytes + (std::uint64_t{pages} * sets - dense_pages) * layouts_[2].page_bytes) /
         sets;
-    return row;
+    rows.document(
+        name, std::to_string(batch) + "x" + std::to_string(context),
+        {{"median_us", us}, {"bytes", bytes}, {"of_ceiling", static_cast<double>(bytes) / us * 1e-6 / ceiling_}});
   }
 
  private:
@@ -259,56 +256,40 @@ class Bench {
   std::unique_ptr<DeviceMemory> arena_, entries_, tables_, workspace_;
   std::size_t workspace_bytes_ = 0, free_bytes_ = 0, total_bytes_ = 0;
   std::uint32_t capacity_ = 0;
+  double ceiling_ = 0;
   std::uint64_t* fault_ = nullptr;
 };
 
-void write_json(std::FILE* to, double ceiling, double copy, const std::vector<Row>& rows, const std::string& commit,
-                const std::string& date) {
+int run(int argc, char** argv) {
+  const bench::Arguments arguments(argc, argv);
   cudaDeviceProp device;
   int driver = 0;
   MUST(cudaGetDeviceProperties(&device, 0));
   MUST(cudaDriverGetVersion(&driver));
-  std::fprintf(
-      to, "{\"topic\": \"decode\", \"device\": \"%s\", \"driver\": \"%d\", \"date\": \"%s\", \"commit\": \"%s\",\n",
-      device.name, driver, date.c_str(), commit.c_str());
-  std::fprintf(
-      to,
-      " \"command\": \"kvq_bench_gpu_attend\", \"ceilings\": {\"read_tb_s\": %.3f, \"copy_tb_s\": %.3f},\n \"rows\": [",
-      ceiling, copy);
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const Row& row = rows[i];
-    std::fprintf(
-        to, "%s\n  {\"name\": \"%s\", \"shape\": \"%s\", \"median_us\": %.2f, \"bytes\": %llu, \"of_ceiling\": %.3f}",
-        i == 0 ? "" : ",", row.name.c_str(), row.shape.c_str(), row.us, static_cast<unsigned long long>(row.bytes),
-        row.bytes / row.us * 1e-6 / ceiling);
+  bench::Rows rows({"decode", device.name, bench::driver_name(driver), arguments.text("date"), arguments.text("commit"),
+                    arguments.command("kvq_bench_gpu_attend")},
+                   arguments.text("out"));
+  Bench bench;
+  rows.ceiling("read_tb_s", bench.read_ceiling());
+  rows.ceiling("copy_tb_s", bench.copy_ceiling());
+  const std::uint32_t shapes[][2] = {{1, 131072}, {1, 1048576}, {8, 32768}, {64, 4096}};
+  for (const auto& shape : shapes) {
+    bench.decode(rows, "kvq_int4", shape[0], shape[1], 0);
+    bench.decode(rows, "kvq_dense", shape[0], shape[1], 1);
+    bench.decode(rows, "kvq_mixed5", shape[0], shape[1], 0.05);
   }
-  std::fprintf(to, "\n ]}\n");
+  rows.write();
+  return 0;
 }
 
 }  // namespace
 }  // namespace kvq
 
 int main(int argc, char** argv) {
-  using namespace kvq;
-  std::string commit, date, out;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string name = argv[i];
-    (name == "--commit" ? commit : name == "--date" ? date : out) = argv[i + 1];
-  }
-  Bench bench;
-  const double ceiling = bench.read_ceiling(), copy = bench.copy_ceiling();
-  std::vector<Row> rows;
-  const std::uint32_t shapes[][2] = {{1, 131072}, {1, 1048576}, {8, 32768}, {64, 4096}};
-  for (const auto& shape : shapes) {
-    rows.push_back(bench.decode("kvq_int4", shape[0], shape[1], 0));
-    rows.push_back(bench.decode("kvq_dense", shape[0], shape[1], 1));
-    rows.push_back(bench.decode("kvq_mixed5", shape[0], shape[1], 0.05));
-  }
-  std::FILE* to = out.empty() ? stdout : std::fopen(out.c_str(), "w");
-  if (to == nullptr) {
-    std::perror(out.c_str());
+  try {
+    return kvq::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "kvq_bench_gpu_attend: %s\n", error.what());
     return 1;
   }
-  write_json(to, ceiling, copy, rows, commit, date);
-  return to == stdout || std::fclose(to) == 0 ? 0 : 1;
 }

@@ -6,12 +6,9 @@
 //   kvq_bench_gpu_transcode [--commit C] [--date D] [--out transcode.json]
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
 #include <string>
@@ -20,6 +17,8 @@
 #include "kernels/cuda/cuda_transcode.h"
 #include "kernels/cuda/entries.h"
 #include "kernels/half.h"
+#include "tests/bench/arguments.h"
+#include "tests/bench/rows.h"
 
 namespace kvq {
 namespace {
@@ -30,11 +29,6 @@ void check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
   std::exit(1);
-}
-
-double percentile(std::vector<double> us, double share) {
-  std::sort(us.begin(), us.end());
-  return us[std::min(us.size() - 1, static_cast<std::size_t>(share * static_cast<double>(us.size())))];
 }
 
 // Time of one call's work on the stream, between two events.
@@ -69,7 +63,7 @@ ModelGeometry llama(std::uint16_t d, Dtype dtype) {  // Llama-3-8B has d = 128
 
 class Bench {
  public:
-  explicit Bench(std::uint32_t pages) : pages_(pages) {
+  Bench(bench::Rows& rows, std::uint32_t pages) : rows_(rows), pages_(pages) {
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
     const std::uint64_t dense = make_layout(llama(128, Dtype::fp16), Format::dense).page_bytes;
     check(cudaMalloc(reinterpret_cast<void**>(&in_), dense * pages), "device memory");
@@ -90,12 +84,13 @@ class Bench {
     const std::uint64_t bytes = std::uint64_t{4} << 30;
     const auto us = time_us(
         stream_, 9, [&](int) { check(cudaMemcpyAsync(out_, in_, bytes, cudaMemcpyDeviceToDevice, stream_), "copy"); });
-    const double tb_s = 2.0 * static_cast<double>(bytes) / percentile(us, 0.5) * 1e-6;
-    std::printf("copy of device memory %.3f TB/s\n", tb_s);
-    return tb_s;
+    return 2.0 * static_cast<double>(bytes) / bench::quantile(us, 0.5) * 1e-6;
   }
 
-  void set_ceiling(double copy_tb_s) { copy_tb_s_ = copy_tb_s; }
+  void set_ceiling(double copy_tb_s) {
+    copy_tb_s_ = copy_tb_s;
+    rows_.ceiling("copy_tb_s", copy_tb_s);
+  }
 
   // Pages of the source format, in every slot of in_: a few of random content, over and over.
   void fill(const ModelGeometry& g, Format format) {
@@ -155,18 +150,11 @@ class Bench {
     };
     const auto us = time_us(stream_, samples, launch, finish);
     const double bytes = static_cast<double>(batch) * static_cast<double>(a.page_bytes + b.page_bytes);
-    const double median = percentile(us, 0.5), share = bytes / median * 1e-6 / copy_tb_s_;
+    const double median = bench::quantile(us, 0.5), share = bytes / median * 1e-6 / copy_tb_s_;
     const std::string shape =
         std::to_string(batch) + " pages,32 layers,8 heads,d" + std::to_string(g.layer[0].head_dim);
-    rows_.push_back({{"name", name},
-                     {"shape", shape},
-                     {"median_us", median},
-                     {"p99_us", percentile(us, 0.99)},
-                     {"bytes", bytes},
-                     {"of_ceiling", share}});
-    std::printf("%-24s %-36s %9.1f us  %6.3f TB/s  %5.1f %%  (call to result %.1f us)\n", name, shape.c_str(), median,
-                bytes / median * 1e-6, 100 * share, percentile(until_seen_us, 0.5));
-    std::fflush(stdout);
+    rows_.times(name, shape, us,
+                {{"bytes", bytes}, {"of_ceiling", share}, {"until_seen_us", bench::quantile(until_seen_us, 0.5)}});
   }
 
   void entries(const char* name, cuda::EntryPath path, std::uint32_t count) {
@@ -180,43 +168,22 @@ class Bench {
       for (int i = 0; i < kCalls; ++i) KVQ_ASSERT(cuda::write_entries(directory, writes, stream_, path));
       host_us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - began).count() / kCalls);
     });
-    const double median = percentile(us, 0.5) / kCalls;
-    rows_.push_back({{"name", name},
-                     {"shape", std::to_string(count) + " entries"},
-                     {"median_us", median},
-                     {"value", percentile(host_us, 0.5)},
-                     {"unit", "us of the calling thread"}});
-    std::printf("%-24s %5u entries  %8.2f us a call on the stream, %8.2f us of the thread\n", name, count, median,
-                percentile(host_us, 0.5));
-    std::fflush(stdout);
-  }
-
-  nlohmann::json document(const std::string& commit, const std::string& date, const std::string& command) const {
-    int device = 0, version = 0;
-    cudaDeviceProp properties;
-    check(cudaGetDevice(&device), "device");
-    check(cudaGetDeviceProperties(&properties, device), "device");
-    check(cudaDriverGetVersion(&version), "driver");
-    return {{"topic", "transcode"},
-            {"device", properties.name},
-            {"driver", "CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10)},
-            {"date", date},
-            {"commit", commit},
-            {"command", command},
-            {"ceilings", {{"copy_tb_s", copy_tb_s_}}},
-            {"rows", rows_}};
+    rows_.document(name, std::to_string(count) + " entries",
+                   {{"median_us", bench::quantile(us, 0.5) / kCalls},
+                    {"value", bench::quantile(host_us, 0.5)},
+                    {"unit", "us of the calling thread"}});
   }
 
  private:
+  bench::Rows& rows_;
   std::uint32_t pages_;
   cudaStream_t stream_ = nullptr;
   std::byte *in_ = nullptr, *out_ = nullptr;
   std::unique_ptr<cuda::Transcoder> transcoder_;
   double copy_tb_s_ = 1;
-  nlohmann::json rows_ = nlohmann::json::array();
 };
 
-void measure(Bench& bench) {
+void measure(bench::Rows& rows, Bench& bench) {
   bench.set_ceiling(bench.copy());
   const Format dense = Format::dense, int4 = Format::int4, k4 = Format::int4_k4, k8 = Format::int4_k8,
                k8v4 = Format::k8v4;
@@ -249,25 +216,33 @@ void measure(Bench& bench) {
     bench.entries("entries_kernel", cuda::EntryPath::kernel, count);
     bench.entries("entries_copy", cuda::EntryPath::copy, count);
   }
-  bench.copy();  // whether the card has slowed down meanwhile
+  rows.value("copy_at_the_end", "4 GiB", bench.copy(), "TB/s");  // whether the card has slowed down meanwhile
+}
+
+int run(int argc, char** argv) {
+  const bench::Arguments arguments(argc, argv);
+  int device = 0, version = 0;
+  cudaDeviceProp properties;
+  check(cudaGetDevice(&device), "device");
+  check(cudaGetDeviceProperties(&properties, device), "device");
+  check(cudaDriverGetVersion(&version), "driver");
+  bench::Rows rows({"transcode", properties.name, bench::driver_name(version), arguments.text("date"),
+                    arguments.text("commit"), arguments.command("kvq_bench_gpu_transcode")},
+                   arguments.text("out"));
+  Bench bench(rows, 1024);
+  measure(rows, bench);
+  rows.write();
+  return 0;
 }
 
 }  // namespace
 }  // namespace kvq
 
 int main(int argc, char** argv) {
-  std::string commit, date, out, command = "kvq_bench_gpu_transcode";
-  for (int i = 1; i + 1 < argc; i += 2) {
-    if (std::strcmp(argv[i], "--out") == 0) {
-      out = argv[i + 1];
-      continue;  // where it is written says nothing about the result
-    }
-    if (std::strcmp(argv[i], "--commit") == 0) commit = argv[i + 1];
-    if (std::strcmp(argv[i], "--date") == 0) date = argv[i + 1];
-    command.append(" ").append(argv[i]).append(" ").append(argv[i + 1]);
+  try {
+    return kvq::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "kvq_bench_gpu_transcode: %s\n", error.what());
+    return 1;
   }
-  kvq::Bench bench(1024);
-  kvq::measure(bench);
-  if (!out.empty()) std::ofstream(out) << bench.document(commit, date, command).dump(1) << "\n";
-  return 0;
 }

@@ -5,9 +5,10 @@
 
 #include <benchmark/benchmark.h>
 
-#include <algorithm>
 #include <chrono>
 #include <vector>
+
+#include "tests/bench/quantile.h"
 
 namespace kvq {
 
@@ -21,11 +22,7 @@ class Samples {
  public:
   void add(double us) { us_.push_back(us); }
   std::size_t size() const { return us_.size(); }
-  double at(double share) {
-    std::sort(us_.begin(), us_.end());
-    const auto index = static_cast<std::size_t>(share * static_cast<double>(us_.size()));
-    return us_.empty() ? 0 : us_[std::min(index, us_.size() - 1)];
-  }
+  double at(double share) const { return bench::quantile(us_, share); }
   void report(benchmark::State& state) {
     state.SetIterationTime(at(0.5) * 1e-6);
     state.counters["median_us"] = at(0.5);

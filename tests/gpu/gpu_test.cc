@@ -9,9 +9,9 @@
 #include <chrono>
 #include <cstring>
 #include <ctime>
-#include <fstream>
-#include <nlohmann/json.hpp>
+#include <optional>
 
+#include "tests/bench/rows.h"
 #include "tests/gpu/one_backend.h"
 
 namespace kvq::test {
@@ -111,39 +111,38 @@ double now_ms() {
 }
 
 namespace {
-nlohmann::json& rows() {
-  static nlohmann::json all = nlohmann::json::array();
-  return all;
-}
-}  // namespace
 
-void report(const std::string& name, const std::string& shape, double value, const std::string& unit) {
-  nlohmann::json row = {{"name", name}, {"shape", shape}, {"value", value}, {"unit", unit}};
-  if (unit == "us") row["median_us"] = value;
-  std::printf("row %s\n", row.dump().c_str());
-  rows().push_back(std::move(row));
-}
+// Made with the first row, when the driver has been asked for the GPUs anyway; no file without KVQ_RESULTS.
+std::optional<bench::Rows> results;
 
-void write_results() {
-  const char* path = std::getenv("KVQ_RESULTS");
-  const char* commit = std::getenv("KVQ_COMMIT");
-  const auto gpus = cuda::visible_gpus();
-  if (path == nullptr || rows().empty() || !gpus) return;
-  const int version = (*cuda::driver())->version;
+bench::Rows make_results() {
+  const auto set = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value != nullptr ? value : "");
+  };
   const std::time_t today = std::time(nullptr);
   char date[16];
   std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&today));
-  std::ofstream(path) << nlohmann::json{{"topic", "device"},
-                                        {"device", gpus->front().name},
-                                        {"driver", "CUDA " + std::to_string(version / 1000) + "." +
-                                                       std::to_string(version % 1000 / 10)},
-                                        {"date", date},
-                                        {"commit", commit != nullptr ? commit : ""},
-                                        {"command", "gpu_backend_test"},
-                                        {"ceilings", {{"read_tb_s", 0}, {"copy_tb_s", 0}}},
-                                        {"rows", rows()}}
-                             .dump(1)
-                      << "\n";
+  bench::Rows rows(
+      {"device", KVQ_MUST(cuda::visible_gpus())->front().name, bench::driver_name((*KVQ_MUST(cuda::driver()))->version),
+       date, set("KVQ_COMMIT"), "gpu_backend_test"},
+      set("KVQ_RESULTS"));
+  rows.ceiling("read_tb_s", 0);
+  rows.ceiling("copy_tb_s", 0);
+  return rows;
+}
+
+}  // namespace
+
+void report(const std::string& name, const std::string& shape, double value, const std::string& unit) {
+  if (!results) results.emplace(make_results());
+  nlohmann::json row = {{"value", value}, {"unit", unit}};
+  if (unit == "us") row["median_us"] = value;
+  results->document(name, shape, std::move(row));
+}
+
+void write_results() {
+  if (results) results->write();
 }
 
 }  // namespace kvq::test
@@ -158,6 +157,11 @@ struct FirstContext : ::testing::Environment {
 int main(int argc, char** argv) {
   ::testing::AddGlobalTestEnvironment(new FirstContext);
   const int code = kvq::test::main_with_roles(argc, argv);
-  kvq::test::write_results();
+  try {
+    kvq::test::write_results();  // the rows that there are, also when a test has failed
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "gpu_backend_test: %s\n", error.what());
+    return 1;
+  }
   return code;
 }

@@ -22,7 +22,7 @@ kvq_gpu_test(gpu_backend_test
   tests/gpu/device_code.cu
   tests/gpu/gpu_test.cc
   tests/support/role_process.cc)
-target_link_libraries(gpu_backend_test kvq_gpu_backend kvq_kernels GTest::gtest)
+target_link_libraries(gpu_backend_test kvq_bench_rows kvq_gpu_backend kvq_kernels GTest::gtest)
 # The device suite over kvqd-gpu, which lies beside it.
 kvq_gpu_test(gpu_conformance_test tests/gpu/conformance_test.cc)
 target_link_libraries(gpu_conformance_test kvq_device_worker kvq_kernels_cuda GTest::gtest_main)
@@ -43,9 +43,9 @@ add_dependencies(kvqd_gpu_test kvqd-gpu)
 gtest_discover_tests(kvqd_gpu_test PROPERTIES LABELS unit)
 # Benchmarks.
 kvq_gpu_test(kvq_bench_gpu_attend tests/bench/bench_gpu_attend.cu)
-target_link_libraries(kvq_bench_gpu_attend kvq_kernels_cuda)
+target_link_libraries(kvq_bench_gpu_attend kvq_bench_rows kvq_kernels_cuda)
 kvq_gpu_test(kvq_bench_gpu_transcode tests/bench/bench_gpu_transcode.cc)
-target_link_libraries(kvq_bench_gpu_transcode kvq_kernels_cuda kvq_kernels)
+target_link_libraries(kvq_bench_gpu_transcode kvq_bench_rows kvq_kernels_cuda kvq_kernels)
 kvq_gpu_test(kvq_bench_gpu_node
   tests/bench/gpu_node/interference.cc
   tests/bench/gpu_node/latencies.cc
@@ -60,7 +60,7 @@ kvq_gpu_test(kvq_bench_gpu_node
   tests/bench/gpu_node/servers.cc
   tests/bench/gpu_node/values.cu)
 target_compile_definitions(kvq_bench_gpu_node PRIVATE KVQCTL_PATH="$<TARGET_FILE:kvqctl>")
-target_link_libraries(kvq_bench_gpu_node kvq_test_support)
+target_link_libraries(kvq_bench_gpu_node kvq_bench_rows kvq_test_support)
 # What tools/gpu-bundle carries: the node's programs and all of the above.
 set(KVQ_GPU_PROGRAMS kvqd kvqd-gpu kvqctl kvq-hold kvq gpu_attend_test gpu_entries_test gpu_transcode_test gpu_backend_test
     gpu_client_test gpu_conformance_test kvq_bench_gpu_attend kvq_bench_gpu_transcode kvq_bench_gpu_node)

@@ -3,7 +3,8 @@
 //   [--date D] [...]
 #include <cuda_runtime_api.h>
 
-#include <functional>
+#include <iostream>
+#include <map>
 
 #include "tests/bench/gpu_node/llama.h"
 #include "tests/bench/gpu_node/roles.h"
@@ -11,25 +12,25 @@
 namespace kvq::bench {
 namespace {
 
+using Role = int (*)(const Arguments&);
+using Topic = void (*)(Rows&, const Arguments&);
+
+// In tests/bench/results the host's topics of the same names lie beside these.
+std::string file_topic(const std::string& topic) {
+  return topic == "recovery" || topic == "latencies" ? "gpu_" + topic : topic;
+}
+
 int run(int argc, char** argv) {
-  std::map<std::string, std::string> values;
-  std::string command = "kvq_bench_gpu_node";
-  for (int i = 1; i + 1 < argc; i += 2) {
-    values[std::string(argv[i]).substr(2)] = argv[i + 1];
-    if (std::string(argv[i]) != "--out") command += std::string(" ") + argv[i] + " " + argv[i + 1];
-  }
-  const Arguments arguments(values);
-  if (arguments.text("role", "") == "decoder") return decoder(arguments);
-  if (arguments.text("role", "") == "churner") return churner(arguments);
-  if (arguments.text("role", "") == "stuck") return stuck(arguments);
-  if (arguments.text("role", "") == "restarted") return restarted(arguments);
-  const std::map<std::string, std::function<void(Rows&, const Arguments&)>> topics = {
-      {"million_tokens", million_tokens},
-      {"recovery", recovery},
-      {"latencies", latencies},
-      {"interference", interference},
-      {"mps_crash", mps_crash}};
-  const std::string topic = arguments.text("topic", "");
+  const Arguments arguments(argc, argv);
+  const std::map<std::string, Role> roles = {
+      {"decoder", decoder}, {"churner", churner}, {"stuck", stuck}, {"restarted", restarted}};
+  if (const std::string role = arguments.text("role"); !role.empty()) return roles.at(role)(arguments);
+  const std::map<std::string, Topic> topics = {{"million_tokens", million_tokens},
+                                               {"recovery", recovery},
+                                               {"latencies", latencies},
+                                               {"interference", interference},
+                                               {"mps_crash", mps_crash}};
+  const std::string topic = arguments.text("topic"), folder = arguments.text("out");
   const auto found = topics.find(topic);
   if (found == topics.end()) {
     std::cerr << "--topic is one of million_tokens, recovery, latencies, interference, mps_crash, not \"" << topic
@@ -39,11 +40,13 @@ int run(int argc, char** argv) {
   cudaDeviceProp device{};
   int driver = 0;
   must(cudaGetDeviceProperties(&device, 0), "no GPU");
-  cudaDriverGetVersion(&driver);
-  Rows rows(topic == "recovery" || topic == "latencies" ? "gpu_" + topic : topic, device.name, std::to_string(driver),
-            arguments.text("commit", ""), command, arguments.text("date", ""));
+  must(cudaDriverGetVersion(&driver), "no driver");
+  const std::string name = file_topic(topic);
+  Rows rows({name, device.name, driver_name(driver), arguments.text("date"), arguments.text("commit"),
+             arguments.command("kvq_bench_gpu_node")},
+            folder.empty() ? "" : folder + "/" + name + ".json");
   found->second(rows, arguments);
-  rows.write(arguments.text("out", ""));
+  rows.write();
   return 0;
 }
 
