@@ -336,9 +336,9 @@ void expect_lost(kvq_status status, const char* what) {
 KVQ_ROLE(gpu_offender) {
   GpuModel gpu(arguments[0]);
   Sequence sequence = gpu.model().open({});
-  gpu.write(sequence, 0, token_stream(9, 100));
-  KVQ_CUDA(cudaDeviceSynchronize());
-  check(kvq_credits_request(gpu.get(), 16, 10'000));  // the daemon has seen the seal
+  const auto tokens = token_stream(9, 100);
+  gpu.write(sequence, 0, tokens);
+  gpu.tiny().await_cached(tokens, 64);
   std::uint64_t running = 0, open = 0, step = 0;
   check(kvq_step_begin(gpu.get(), &running));
   check(kvq_step_begin(gpu.get(), &open));

@@ -31,7 +31,18 @@ nlohmann::json restart(Node& node, const Mps& mps, Clock::time_point killed, dou
   throw std::runtime_error("no server could start again");
 }
 
+// The worker of the next life serves: mirrors are written, slabs in place.
+double await_worker(Node& node, std::uint64_t restarts_before, Clock::time_point killed) {
+  while (ms_since(killed) < 20'000) {
+    const nlohmann::json health = node.ask("status")["device_health"];
+    if (health["worker_restarts"] > restarts_before && health["state"] == "ok") return ms_since(killed);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  throw std::runtime_error("the worker did not come back");
+}
+
 void crash(Rows& rows, Node& node, const Mps& mps) {
+  const std::uint64_t restarts = node.ask("status")["device_health"]["worker_restarts"];
   Server survivor("decoder", {"--socket", node.socket(), "--milliseconds", "8000"}, mps.environment());
   survivor.await_ready();
   Server victim("stuck", {"--socket", node.socket()}, mps.environment());
@@ -47,10 +58,12 @@ void crash(Rows& rows, Node& node, const Mps& mps) {
   double decoded_ms = 0;
   int tries = 0;
   const nlohmann::json said = restart(node, mps, killed, decoded_ms, tries);
+  const double worker_ms = await_worker(node, restarts, killed);
   rows.document("survivor_started_again", "8192 tokens",
                 {{"lost_ms", lost_ms},
                  {"decoded_ms", decoded_ms},
                  {"tries", tries},
+                 {"worker_back_ms", worker_ms},
                  {"cached_tokens", said["cached_tokens"]},
                  {"worst_error", said["worst_error"]}});
 }

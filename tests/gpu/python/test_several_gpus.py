@@ -43,7 +43,7 @@ with kvqd.Client(sys.argv[2]) as client:
             if steps == 20:
                 print("decoding", flush=True)
         fault = str(model.fault() or "")
-        print(json.dumps({"number": device.index, "uuid": model.info.device_uuid, "fault": fault}), flush=True)
+        print(json.dumps({"number": device.index, "uuid": model.info().device_uuid, "fault": fault}), flush=True)
         torch.cuda.synchronize()
 """
 
@@ -113,4 +113,4 @@ def test_the_loss_of_one_worker_is_nothing_to_the_other_gpu(daemon):
     with kvqd.Client(daemon.socket) as client:
         layer = kvqd.Layer(kv_heads=1, head_dim=64, query_heads=2)
         with client.register([layer] * 2, os.urandom(32), device=uuid_of(1)) as model:
-            assert model.info.device_uuid == uuid_of(1)
+            assert model.info().device_uuid == uuid_of(1)
