@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <sstream>
 
 #include "client/abi.h"
 #include "kernels/half.h"
@@ -238,6 +239,15 @@ kvq::test::Seen GpuModel::attend_and_check(const std::vector<std::int32_t>& whol
     ++(quantized == 0 ? seen.dense : quantized < copies.pages() ? seen.mixed : seen.quantized);
   }
   return seen;
+}
+
+std::string gpu_settings(double quantize_at) {
+  std::ostringstream out;
+  out << "device = \"cuda\"\narena_bytes = \"32MiB\"\nslab_bytes = \"2MiB\"\nmax_pages = 4096\nreserve_slabs = 1\n"
+      << "residual_window_pages = 0\n"
+      << "quantize_at = " << quantize_at << "\nevict_at = 0.98\nrefuse_at = 0.99\nrelief = 0.01\n"
+      << "log_level = \"debug\"\n";
+  return out.str();
 }
 
 kvq_fault GpuModel::fault() {

@@ -112,6 +112,9 @@ class GpuModel {
   TinyModel tiny_;
 };
 
+// Of a kvqd on the GPU with room for 1,024 dense pages of 32 KiB.
+std::string gpu_settings(double quantize_at);
+
 // Waits until `done`; throws after 20 s.
 template <typename Done>
 void await(const char* what, Done done) {

@@ -31,6 +31,7 @@ add_dependencies(gpu_conformance_test kvqd-gpu)
 kvq_gpu_test(gpu_client_test
   tests/gpu/client_kernels.cu
   tests/gpu/client_test.cc
+  tests/gpu/deaths_test.cc
   tests/gpu/gpu_model.cc
   tests/gpu/node_test.cc)
 target_link_libraries(gpu_client_test kvq_test_support kvq_kernels_cuda)

@@ -1,11 +1,9 @@
-// Several processes and a real kvqd on one GPU: a shared prefix, pages quantized under their readers, a process killed
-// in the middle of a kernel.
+// Several processes and a real kvqd on one GPU: a shared prefix, pages quantized under their readers.
 //
 // Invariant: every attention result is compared with the oracle over the bytes that it read.
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <csignal>
 #include <sstream>
 
 #include "client/abi.h"
@@ -16,21 +14,6 @@
 
 namespace kvq::test {
 namespace {
-
-constexpr std::uint64_t kArenaPages = 1024;  // of 32 KiB, dense
-
-std::string settings(double quantize_at) {
-  std::ostringstream out;
-  out << "device = \"cuda\"\narena_bytes = \"32MiB\"\nslab_bytes = \"2MiB\"\nmax_pages = 4096\nreserve_slabs = 1\n"
-      << "residual_window_pages = 0\n"
-      << "quantize_at = " << quantize_at << "\nevict_at = 0.98\nrefuse_at = 0.99\nrelief = 0.01\n"
-      << "log_level = \"debug\"\n";
-  return out.str();
-}
-
-double ms_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-}
 
 // Arguments: socket. Opens what another process wrote and reads all of it.
 KVQ_ROLE(gpu_sharer) {
@@ -48,7 +31,7 @@ KVQ_ROLE(gpu_sharer) {
 }
 
 TEST(NodeOnGpu, SecondProcessAttendsToThePagesOfTheFirst) {
-  DaemonProcess daemon(settings(0.9));
+  DaemonProcess daemon(gpu_settings(0.9));
   GpuModel gpu(daemon.socket());
   EXPECT_STREQ(gpu.model().info().device, "cuda");
   const auto tokens = token_stream(1, 200);
@@ -64,7 +47,7 @@ TEST(NodeOnGpu, SecondProcessAttendsToThePagesOfTheFirst) {
 }
 
 TEST(NodeOnGpu, SealWaitsForTheGpu) {
-  DaemonProcess daemon(settings(0.9));
+  DaemonProcess daemon(gpu_settings(0.9));
   GpuModel gpu(daemon.socket());
   const auto tokens = token_stream(2, 64);
   Sequence sequence = gpu.model().open({});
@@ -111,7 +94,7 @@ KVQ_ROLE(gpu_moving_reader) {
 }
 
 TEST(NodeOnGpu, PagesAreQuantizedUnderAReaderThatSeesOneFormatOrTheOther) {
-  DaemonProcess daemon(settings(0.2));
+  DaemonProcess daemon(gpu_settings(0.2));
   GpuModel gpu(daemon.socket());
   const auto tokens = token_stream(3, 6 * KVQ_PAGE_TOKENS);
   Sequence sequence = gpu.model().open({});
@@ -133,54 +116,6 @@ TEST(NodeOnGpu, PagesAreQuantizedUnderAReaderThatSeesOneFormatOrTheOther) {
   // A cut inside a quantized page makes it dense again, by a copy on the GPU.
   sequence.truncate(3 * KVQ_PAGE_TOKENS + 10, 10'000);
   gpu.attend_and_check(sequence.block_table(), 3 * KVQ_PAGE_TOKENS + 10, 1, test_seed());
-}
-
-// Arguments: socket. Takes most of the arena and writes to all of it without end, in a step that does not end.
-KVQ_ROLE(gpu_victim) {
-  GpuModel gpu(arguments[0]);
-  Sequence sequence = gpu.model().open({});
-  sequence.reserve(700 * KVQ_PAGE_TOKENS, 20'000);
-  const auto table = sequence.block_table();
-  const client::Model& inner = *gpu.get()->model;
-  std::vector<std::byte*> pages;
-  for (const std::int32_t page : table) {
-    pages.push_back(inner.memory().arena() + inner.entry(PageId{static_cast<std::uint32_t>(page)}).offset_bytes);
-  }
-  const OnGpu<std::byte*> on_gpu(pages);
-  const Stream stream;
-  Step step(gpu.model());
-  if (scribble_on(stream, on_gpu.data(), static_cast<std::uint32_t>(pages.size()), 32 << 10, 60'000) != 0) return 3;
-  say("writing");
-  hear();
-  return 4;  // nobody killed it
-}
-
-TEST(NodeOnGpu, KilledProcessLeavesItsMemoryToOthersAndTouchesNothingOfTheirs) {
-  DaemonProcess daemon(settings(0.97));
-  GpuModel gpu(daemon.socket(), {.floor_dense = true});  // what it has is not quantized, so its bytes stay
-  const auto tokens = token_stream(1, 200);
-  Sequence sequence = gpu.model().open({});
-  gpu.write(sequence, 0, tokens);
-  gpu.tiny().await_cached(tokens, 192);
-  const auto table = sequence.block_table();
-  const auto words = gpu.entry_words(table);
-  std::vector<std::vector<std::byte>> before;
-  for (const std::uint64_t word : words) before.push_back(gpu.page_bytes(word));
-  RoleProcess victim("gpu_victim", {daemon.socket()});
-  ASSERT_EQ(victim.hear(), "writing");
-  Sequence wanting = gpu.model().open({});
-  EXPECT_EQ(kvq_reserve(wanting.get(), 800 * KVQ_PAGE_TOKENS, 200), KVQ_ERR_NO_MEMORY);
-  const auto killed = std::chrono::steady_clock::now();
-  EXPECT_EQ(victim.kill(), -SIGKILL);
-  check(kvq_reserve(wanting.get(), 800 * KVQ_PAGE_TOKENS, 30'000));
-  std::printf("memory of the killed process again after %.0f ms\n", ms_since(killed));
-  const auto over = token_stream(6, 700 * KVQ_PAGE_TOKENS);
-  gpu.write(wanting, 0, over);  // over all that it had
-  gpu.tiny().await_cached(over, over.size());
-  EXPECT_EQ(gpu.entry_words(table), words);
-  for (std::size_t i = 0; i < words.size(); ++i) EXPECT_EQ(gpu.page_bytes(words[i]), before[i]) << "page " << table[i];
-  EXPECT_EQ(gpu.attend_and_check(table, 200, 0, test_seed()).exact, 1u);
-  EXPECT_EQ(gpu.attend_and_check(wanting.block_table(), 700 * KVQ_PAGE_TOKENS, 1, test_seed()).exact, 1u);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "tests/e2e/process.h"
 #include "tests/multiprocess/decoder.h"
 #include "tests/support/accounts.h"
+#include "tests/support/daemon_process.h"
 #include "tests/support/held_daemon.h"
 #include "tests/support/raw_session.h"
 
@@ -29,21 +30,6 @@ std::string settings(const std::string& more = "") {
          "reserve_slabs = 1\nquantize_at = 0.1\nevict_at = 0.8\nrefuse_at = 0.95\nrelief = 0.02\n"
          "residual_window_pages = 1\n[[tenants]]\nname = \"mine\"\nuids = [0]\n" +
          more;
-}
-
-// The worker of that kvqd; 0 while there is none.
-pid_t worker_of(pid_t daemon) {
-  if (daemon <= 0) return 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-    std::ifstream file(entry.path() / "stat");
-    std::string pid, name, state;
-    pid_t parent = 0;
-    if (file >> pid >> name >> state >> parent && parent == daemon &&
-        name.find("fake_gpu_worke") != std::string::npos) {
-      return static_cast<pid_t>(std::stol(pid));
-    }
-  }
-  return 0;
 }
 
 // A zombie has nothing open any more; who reaps it is the machine's affair.

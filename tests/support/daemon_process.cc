@@ -119,6 +119,19 @@ std::string DaemonProcess::log() const {
   return text.str();
 }
 
+pid_t worker_of(pid_t daemon) {
+  if (daemon <= 0) return 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    std::ifstream file(entry.path() / "stat");
+    std::string pid, name, state;
+    pid_t parent = 0;
+    if (file >> pid >> name >> state >> parent && parent == daemon && state != "Z") {
+      return static_cast<pid_t>(std::stol(pid));
+    }
+  }
+  return 0;
+}
+
 std::string calm_settings() {
   return "arena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\nmax_pages = 1024\nreserve_slabs = 1\n"
          "quantize_at = 0.97\nevict_at = 0.98\nrefuse_at = 0.99\nrelief = 0.01\nlog_level = \"debug\"\n";

@@ -33,6 +33,9 @@ class DaemonProcess {
   pid_t pid_ = -1;
 };
 
+// The GPU worker of that kvqd, the only child that it has; 0 while there is none.
+pid_t worker_of(pid_t daemon);
+
 // Arena of 16 slabs of 256 KiB; a page of tiny_geometry() takes 32 KiB dense, 9 KiB as int4. All watermarks out of the
 // way: nothing is quantized or dropped unless a test's own settings say so.
 std::string calm_settings();
