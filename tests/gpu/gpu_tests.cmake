@@ -48,6 +48,8 @@ target_link_libraries(kvq_bench_gpu_attend kvq_bench_rows kvq_kernels_cuda)
 kvq_gpu_test(kvq_bench_gpu_transcode tests/bench/bench_gpu_transcode.cc)
 target_link_libraries(kvq_bench_gpu_transcode kvq_bench_rows kvq_kernels_cuda kvq_kernels)
 kvq_gpu_test(kvq_bench_gpu_node
+  tests/bench/gpu_node/churner.cc
+  tests/bench/gpu_node/decoder.cc
   tests/bench/gpu_node/interference.cc
   tests/bench/gpu_node/latencies.cc
   tests/bench/gpu_node/llama.cc
@@ -59,6 +61,7 @@ kvq_gpu_test(kvq_bench_gpu_node
   tests/bench/gpu_node/reference.cc
   tests/bench/gpu_node/roles.cc
   tests/bench/gpu_node/servers.cc
+  tests/bench/gpu_node/step_check.cu
   tests/bench/gpu_node/values.cu)
 target_compile_definitions(kvq_bench_gpu_node PRIVATE KVQCTL_PATH="$<TARGET_FILE:kvqctl>")
 target_link_libraries(kvq_bench_gpu_node kvq_bench_rows kvq_test_support)

@@ -59,18 +59,35 @@ Llama::~Llama() {
   cudaStreamDestroy(stream_);
 }
 
-std::vector<std::uint32_t> Llama::tokens(std::uint64_t first, std::uint64_t count) const {
+// Hashed, so that no text repeats another: pages with equal ids would be taken for the same.
+std::vector<std::uint32_t> Llama::tokens(std::uint64_t first, std::uint64_t count, std::uint32_t edition) const {
   std::vector<std::uint32_t> out(count);
   for (std::uint64_t i = 0; i < count; ++i) {
-    out[i] = static_cast<std::uint32_t>(((first + i) * 2654435761u) % 128'000) ^ (seed_ << 20);
+    std::uint64_t x = (first + i) ^ (std::uint64_t{edition} << 40) ^ (std::uint64_t{seed_} << 56);
+    x = (x + 0x9e37'79b9'7f4a'7c15ULL) * 0xbf58'476d'1ce4'e5b9ULL;
+    x = (x ^ (x >> 29)) * 0x94d0'49bb'1331'11ebULL;
+    out[i] = static_cast<std::uint32_t>(x >> 33);
   }
   return out;
 }
 
-Sequence Llama::open(std::uint64_t prefix_tokens) { return model_.open(tokens(0, prefix_tokens)); }
+std::uint64_t Llama::cached(std::uint64_t count, std::uint32_t edition) const {
+  return model_.lookup(tokens(0, count, edition)).cached_tokens;
+}
+
+Sequence Llama::open(std::uint64_t prefix_tokens, std::uint32_t edition) {
+  return model_.open(tokens(0, prefix_tokens, edition));
+}
+
+Sequence Llama::open_dense() {
+  kvq_open_options options{};
+  options.size = sizeof options;
+  options.format_floor_dense = 1;
+  return model_.open({}, nullptr, &options);
+}
 
 void Llama::grow(Sequence& sequence, std::uint64_t first, std::uint64_t count, std::uint64_t text,
-                 std::uint32_t deadline_ms) {
+                 std::uint32_t deadline_ms, std::uint32_t edition) {
   std::vector<std::int64_t> slots(kChunkTokens);
   for (std::uint64_t at = 0; at < count; at += kChunkTokens) {
     const auto chunk = static_cast<std::uint32_t>(std::min<std::uint64_t>(kChunkTokens, count - at));
@@ -95,7 +112,7 @@ void Llama::grow(Sequence& sequence, std::uint64_t first, std::uint64_t count, s
       check(kvq_append(model(), &args));
     }
     check(kvq_step_end(model(), step, stream_));
-    sequence.commit(tokens(text + first + at, chunk), step);
+    sequence.commit(tokens(text + first + at, chunk, edition), step);
     synchronize();  // `slots` is filled again
   }
 }
@@ -135,6 +152,7 @@ void Llama::upload_batch() {
   put(memory_->tables.as<void>(), host_tables_);
   put(memory_->lengths.as<void>(), host_lengths_);
   put(memory_->starts.as<void>(), host_starts_);
+  must(cudaDeviceSynchronize(), "batch");  // a small copy may still be on its way, and stream_ does not wait for it
 }
 
 float* Llama::out(std::uint32_t layer) const {

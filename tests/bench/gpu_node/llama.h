@@ -44,13 +44,17 @@ class Llama {
   kvq_model* model() const { return model_.get(); }
   CUstream_st* stream() const { return stream_; }
 
-  // Token ids of this seed's stream.
-  std::vector<std::uint32_t> tokens(std::uint64_t first, std::uint64_t count) const;
-  Sequence open(std::uint64_t prefix_tokens);
+  // Token ids of this seed's stream. Editions of it have other ids, so no page in common, but the same K and V, so one
+  // right result.
+  std::vector<std::uint32_t> tokens(std::uint64_t first, std::uint64_t count, std::uint32_t edition = 0) const;
+  // How many of the edition's first tokens can be had without computing them.
+  std::uint64_t cached(std::uint64_t tokens, std::uint32_t edition) const;
+  Sequence open(std::uint64_t prefix_tokens, std::uint32_t edition = 0);
+  Sequence open_dense();  // its pages are not quantized for as long as it holds them
   // Appends, in all layers, and commits the sequence's tokens [first, first + count): those of the stream from `text` +
   // first on.
   void grow(Sequence& sequence, std::uint64_t first, std::uint64_t count, std::uint64_t text = 0,
-            std::uint32_t deadline_ms = 60'000);
+            std::uint32_t deadline_ms = 60'000, std::uint32_t edition = 0);
 
   // Sets the batch of the following decode steps: one query token each, over `lengths` tokens.
   void set_batch(const std::vector<const Sequence*>& sequences, const std::vector<std::int32_t>& lengths);

@@ -14,7 +14,8 @@ std::string settings(const NodeOptions& o) {
   std::ostringstream out;
   out << "device = \"cuda\"\narena_bytes = \"" << o.arena_bytes << "\"\nslab_bytes = \"" << o.slab_bytes
       << "\"\nmax_pages = " << o.max_pages << "\nlog_level = \"info\"\nquantize_at = " << o.quantize_at
-      << "\nevict_at = " << o.evict_at << "\nrefuse_at = " << o.refuse_at << "\nrelief = " << o.relief << "\n";
+      << "\nresidual_window_pages = " << o.residual_window_pages << "\nevict_at = " << o.evict_at
+      << "\nrefuse_at = " << o.refuse_at << "\nrelief = " << o.relief << "\n";
   return out.str();
 }
 

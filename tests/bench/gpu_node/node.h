@@ -12,7 +12,7 @@ namespace kvq::bench {
 struct NodeOptions {
   std::string arena_bytes = "16GiB", slab_bytes = "256MiB";
   double quantize_at = 0.97, evict_at = 0.98, refuse_at = 0.99, relief = 0.01;
-  std::uint32_t max_pages = 65536;
+  std::uint32_t max_pages = 65536, residual_window_pages = 4;
   std::vector<std::string> environment;  // NAME=VALUE for kvqd and its worker
 };
 

@@ -53,6 +53,15 @@ std::vector<double> reference(std::uint32_t seed, std::uint32_t layer, std::uint
   return out;
 }
 
+std::vector<float> reference_of_layers(std::uint32_t seed, std::uint64_t tokens, const std::uint16_t* queries) {
+  std::vector<float> out;
+  for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+    const std::vector<double> one = reference(seed, layer, tokens, queries);
+    out.insert(out.end(), one.begin(), one.end());
+  }
+  return out;
+}
+
 double row_error(const float* got, const std::vector<double>& wanted) {
   double worst = 0;
   for (std::size_t row = 0; row < wanted.size(); row += kHeadDim) {

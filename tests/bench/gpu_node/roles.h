@@ -9,12 +9,15 @@
 
 namespace kvq::bench {
 
-// A server that decodes over a shared document until told to end, and compares each result with the right one.
-// --socket S --milliseconds T --tokens N --graph 0|1
+// A server that decodes over a shared document until --milliseconds are over or it gets SIGTERM, goes on with each next
+// edition of it that is there, and compares each step's results with the right ones, in all layers. After "ready" it
+// decodes; from a SIGUSR1 on it measures, and says "enough" after --steps measured ones.
+// --socket S --milliseconds T --tokens N --graph 0|1 --steps N --credits N
 int decoder(const Arguments& arguments);
 // A server whose short sequences come and go, so that pages are appended, quantized, compacted and dropped all the
-// time.
-// --socket S --milliseconds T --tokens N (of each sequence) --sequences K (alive at once)
+// time; between them it writes a new edition of the decoders' document every --edition-ms (0: none).
+// --socket S --milliseconds T --tokens N (of each sequence) --sequences K (alive at once) --document N (its tokens)
+// --credits N
 int churner(const Arguments& arguments);
 
 // A server that was started again: opens the document, decodes once, says "decoded", and then whether that was right.
@@ -36,6 +39,7 @@ class Server {
   void await_ready() { await("ready"); }
   nlohmann::json result();  // waits for its end; throws when it failed
   void kill();
+  void signal(int number);
   int pid() const { return pid_; }
 
  private:

@@ -54,6 +54,10 @@ void Server::kill() {
   pid_ = -1;
 }
 
+void Server::signal(int number) {
+  if (pid_ >= 0) ::kill(pid_, number);
+}
+
 std::string Server::line() {
   for (;;) {
     const auto end = buffer_.find('\n');
