@@ -66,7 +66,7 @@ void require(const nlohmann::json& said, std::uint64_t steps, bool churn) {
 
 Result measure(Rows& rows, const Setting& setting, const std::vector<std::string>& mps, bool churn,
                const Arguments& arguments) {
-  const std::uint64_t steps = arguments.number("steps", 20'000);
+  const std::uint64_t steps = arguments.number("steps", 10'000);
   Node node(options_of(setting, mps));
   const std::vector<std::string> servers = setting.servers_in_mps ? mps : std::vector<std::string>{};
   const std::vector<std::string> common = {"--socket", node.socket(),    "--credits",
