@@ -322,47 +322,6 @@ TEST_F(ClientOnGpu, TwoModelsOfAProcessShareOneMapping) {
   EXPECT_EQ(one.get()->model->memory().kernel_entries(), other.get()->model->memory().kernel_entries());
 }
 
-void expect(bool truth, const char* what) {
-  if (!truth) throw std::runtime_error(std::string(what) + ": " + kvq_last_error());
-}
-
-// CONTEXT_LOST, with what to do.
-void expect_lost(kvq_status status, const char* what) {
-  expect(status == KVQ_ERR_CONTEXT_LOST, what);
-  expect(std::string(kvq_last_error()).find("start the process anew") != std::string::npos, "text");
-}
-
-// Arguments: socket. Faults on a write through its read-only mapping of the mirror.
-KVQ_ROLE(gpu_offender) {
-  GpuModel gpu(arguments[0]);
-  Sequence sequence = gpu.model().open({});
-  const auto tokens = token_stream(9, 100);
-  gpu.write(sequence, 0, tokens);
-  gpu.tiny().await_cached(tokens, 64);
-  std::uint64_t running = 0, open = 0, step = 0;
-  check(kvq_step_begin(gpu.get(), &running));
-  check(kvq_step_begin(gpu.get(), &open));
-  expect(spin_on(nullptr, 50) == 0, "launching");
-  expect(store_on(nullptr, gpu.get()->model->memory().kernel_entries(), ~0ull) == 0, "launching");
-  check(kvq_step_end(gpu.get(), running, nullptr));
-  say(cudaGetErrorString(cudaDeviceSynchronize()));
-  const client::Steps& steps = gpu.get()->model->steps();
-  expect(kvq_step_end(gpu.get(), open, nullptr) == KVQ_ERR_CONTEXT_LOST, "end of an open step");
-  expect(steps.is_over(running) && steps.is_over(open), "steps are over");
-  expect_lost(kvq_step_begin(gpu.get(), &step), "begin");
-  say("session kept, " + std::to_string(sequence.info().pages) + " pages");
-  return 0;
-}
-
-// Arguments: socket. Opens what the offender had sealed.
-KVQ_ROLE(gpu_successor) {
-  GpuModel gpu(arguments[0]);
-  std::uint64_t cached = 0;
-  Sequence sequence = gpu.model().open(token_stream(9, 100), &cached);
-  if (cached != 64) return 3;
-  return gpu.attend_and_check(sequence.block_table(), 64, 1, test_seed()).exact == 1 ? 0 : 4;
-}
-
 // Arguments: socket. Resets its healthy context under the model.
 KVQ_ROLE(gpu_resetter) {
   GpuModel gpu(arguments[0]);
@@ -386,19 +345,6 @@ TEST_F(ClientOnGpu, ResetOfTheContextIsNoticedAndClosingWorks) {
   RoleProcess role("gpu_resetter", {daemon_.socket()});
   EXPECT_EQ(role.hear(), "session kept, 2 pages");
   EXPECT_EQ(role.wait(), 0);
-}
-
-TEST_F(ClientOnGpu, WriteToTheMirrorFaultsItsProcessAloneAndAnotherGoesOnFromItsPages) {
-  GpuModel gpu(daemon_.socket());
-  Sequence sequence = gpu.model().open({});
-  gpu.write(sequence, 0, token_stream(1, 100));
-  RoleProcess offender("gpu_offender", {daemon_.socket()});
-  EXPECT_NE(offender.hear().find("illegal memory access"), std::string::npos);
-  EXPECT_EQ(offender.hear(), "session kept, 2 pages");
-  EXPECT_EQ(offender.wait(), 0);
-  EXPECT_EQ(gpu.attend_and_check(sequence.block_table(), 100, 1, test_seed()).exact, 1u);
-  RoleProcess successor("gpu_successor", {daemon_.socket()});
-  EXPECT_EQ(successor.wait(), 0);
 }
 
 TEST(ClientOnAnotherGpu, IsRefusedByName) {

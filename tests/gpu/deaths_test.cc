@@ -82,6 +82,53 @@ TEST(DeathOnGpu, KilledServersLeaveTheirMemoryToOthersAndTouchNothingOfTheirs) {
   EXPECT_EQ(gpu.attend_and_check(table, 200, 0, test_seed()).exact, 1u);
 }
 
+// Arguments: socket. Faults on a write through its read-only mapping of the mirror.
+KVQ_ROLE(gpu_offender) {
+  GpuModel gpu(arguments[0]);
+  Sequence sequence = gpu.model().open({});
+  const auto tokens = token_stream(9, 100);
+  gpu.write(sequence, 0, tokens);
+  gpu.tiny().await_cached(tokens, 64);
+  std::uint64_t running = 0, open = 0, step = 0;
+  check(kvq_step_begin(gpu.get(), &running));
+  check(kvq_step_begin(gpu.get(), &open));
+  expect(spin_on(nullptr, 50) == 0, "launching");
+  expect(store_on(nullptr, gpu.get()->model->memory().kernel_entries(), ~0ull) == 0, "launching");
+  check(kvq_step_end(gpu.get(), running, nullptr));
+  say(cudaGetErrorString(cudaDeviceSynchronize()));
+  const client::Steps& steps = gpu.get()->model->steps();
+  expect(kvq_step_end(gpu.get(), open, nullptr) == KVQ_ERR_CONTEXT_LOST, "end of an open step");
+  expect(steps.is_over(running) && steps.is_over(open), "steps are over");
+  expect_lost(kvq_step_begin(gpu.get(), &step), "begin");
+  say("session kept, " + std::to_string(sequence.info().pages) + " pages");
+  return 0;
+}
+
+// Arguments: socket. Opens what the offender had sealed.
+KVQ_ROLE(gpu_successor) {
+  GpuModel gpu(arguments[0]);
+  std::uint64_t cached = 0;
+  Sequence sequence = gpu.model().open(token_stream(9, 100), &cached);
+  if (cached != 64) return 3;
+  return gpu.attend_and_check(sequence.block_table(), 64, 1, test_seed()).exact == 1 ? 0 : 4;
+}
+
+TEST(DeathOnGpu, WriteToTheMirrorFaultsItsProcessAloneAndAnotherGoesOnFromItsPages) {
+  DaemonProcess daemon(gpu_settings(0.9));
+  GpuModel gpu(daemon.socket());
+  const auto tokens = token_stream(1, 100);
+  Sequence sequence = gpu.model().open({});
+  gpu.write(sequence, 0, tokens);
+  gpu.tiny().await_cached(tokens, 64);
+  RoleProcess offender("gpu_offender", {daemon.socket()});
+  EXPECT_NE(offender.hear().find("illegal memory access"), std::string::npos);
+  EXPECT_EQ(offender.hear(), "session kept, 2 pages");
+  EXPECT_EQ(offender.wait(), 0);
+  EXPECT_EQ(gpu.attend_and_check(sequence.block_table(), 100, 1, test_seed()).exact, 1u);
+  RoleProcess successor("gpu_successor", {daemon.socket()});
+  EXPECT_EQ(successor.wait(), 0);
+}
+
 // Arguments: socket. Reads a cached stream again and again, until told to end.
 KVQ_ROLE(gpu_steady_reader) {
   GpuModel gpu(arguments[0]);

@@ -241,6 +241,15 @@ kvq::test::Seen GpuModel::attend_and_check(const std::vector<std::int32_t>& whol
   return seen;
 }
 
+void expect(bool truth, const char* what) {
+  if (!truth) throw std::runtime_error(std::string(what) + ": " + kvq_last_error());
+}
+
+void expect_lost(kvq_status status, const char* what) {
+  expect(status == KVQ_ERR_CONTEXT_LOST, what);
+  expect(std::string(kvq_last_error()).find("start the process anew") != std::string::npos, "text");
+}
+
 std::string gpu_settings(double quantize_at) {
   std::ostringstream out;
   out << "device = \"cuda\"\narena_bytes = \"32MiB\"\nslab_bytes = \"2MiB\"\nmax_pages = 4096\nreserve_slabs = 1\n"

@@ -112,6 +112,10 @@ class GpuModel {
   TinyModel tiny_;
 };
 
+// In a role: throws with the library's last error.
+void expect(bool truth, const char* what);
+void expect_lost(kvq_status status, const char* what);  // CONTEXT_LOST, with what to do
+
 // Of a kvqd on the GPU with room for 1,024 dense pages of 32 KiB.
 std::string gpu_settings(double quantize_at);
 
