@@ -30,6 +30,10 @@ std::string worker_program(const Config& config) {
   return std::string(KVQ_WORKER_DIRECTORY) + "/kvqd-gpu";
 }
 
+std::vector<std::string> worker_command(const Config& config, const std::string& uuid) {
+  return {worker_program(config), "--uuid", uuid};
+}
+
 // An arena that was left is taken as it is, also when it is smaller than asked for: then the GPU had no room for more.
 std::uint64_t kept_bytes(const Config& config, const std::optional<KeptArena>& kept) {
   if (!kept || kept->slab_bytes != config.gpu_slab_bytes) return 0;
@@ -71,11 +75,17 @@ DeviceChoice choose_devices(const Config& config, const Kept& kept) {
   throw DeviceRefused("device = " + asked + ": " + gpus.why_not, /*no_device=*/true);
 }
 
+WorkerLink start_worker(const Config& config, const std::string& uuid) {
+  if (uuid.empty()) return {};
+  Result<WorkerLink> link = WorkerLink::start(worker_command(config, uuid));
+  return link ? std::move(*link) : WorkerLink();
+}
+
 std::unique_ptr<Device> make_device(const DeviceParts& parts, const std::string& uuid, PartKeeper& keeper,
-                                    const std::optional<KeptArena>& kept) {
+                                    const std::optional<KeptArena>& kept, WorkerLink& started) {
   const Config& config = parts.config;
   if (uuid.empty()) return make_host_device(config.arena_bytes, config.slab_bytes, parts.run);
-  MadeWorkerDevice made = make_worker_device({.command = {worker_program(config), "--uuid", uuid},
+  MadeWorkerDevice made = make_worker_device({.command = worker_command(config, uuid),
                                               .uuid = uuid,
                                               .slab_bytes = config.gpu_slab_bytes,
                                               .arena_bytes = config.arena_bytes,
@@ -84,7 +94,8 @@ std::unique_ptr<Device> make_device(const DeviceParts& parts, const std::string&
                                               .least_slabs = config.reserve_slabs + 1,
                                               .deadline_ms = config.worker_deadline_ms,
                                               .keep_worker = [&keeper](int pidfd) { keeper.keep(kWorkerName, pidfd); },
-                                              .log = parts.log});
+                                              .log = parts.log},
+                                             std::move(started));
   if (made.device == nullptr) throw DeviceRefused("device = " + uuid + ": " + made.why_not, made.no_device);
   if (!made.warning.empty()) parts.log("event=warning text=\"" + made.warning + "\"");
   parts.log("event=device device=" + made.device->name() + " uuid=" + made.device->health().uuid + " gpu=\"" +

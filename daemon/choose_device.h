@@ -6,6 +6,7 @@
 #pragma once
 
 #include "daemon/config.h"
+#include "daemon/device/worker_link.h"
 #include "daemon/event_loop.h"
 #include "daemon/keeper.h"
 
@@ -38,9 +39,14 @@ DeviceChoice choose_devices(const Config& config, const Kept& kept);
 // Whether the host may serve in place of GPUs of which none can be had.
 bool may_fall_back(const Config& config);
 
-// The GPU of that UUID (throws DeviceRefused), empty: the host.
+// Starts that GPU's worker and does not wait for what it says, so that the workers of several GPUs get ready at once.
+// It can write to nothing yet, so nobody has to know of it. None for the host; why one cannot be started, make_device
+// says.
+WorkerLink start_worker(const Config& config, const std::string& uuid);
+
+// The GPU of that UUID (throws DeviceRefused), empty: the host. `started` is taken, if there is one.
 std::unique_ptr<Device> make_device(const DeviceParts& parts, const std::string& uuid, PartKeeper& keeper,
-                                    const std::optional<KeptArena>& kept);
+                                    const std::optional<KeptArena>& kept, WorkerLink& started);
 
 // Calls `wake` when the device has something to say. Nothing, for one that says it by RunBlocking.
 EventLoop::Watch watch_device(EventLoop& loop, const Device& device, std::function<void()> wake);

@@ -20,7 +20,8 @@ namespace kvq {
 namespace {
 
 // What is kept for the next daemon has a duplicate while the service manager's queue is full. A slab is a memfd, one
-// reopened read-only for those who may not write it, and that duplicate.
+// reopened read-only for those who may not write it, and that duplicate. A GPU's cannot be reopened; its spare slabs,
+// one descriptor each, are those of the arena that have no place yet.
 constexpr std::uint64_t kKeptPerSlab = 1;
 constexpr std::uint64_t kDescriptorsPerSlab = 2 + kKeptPerSlab;
 // Kept: segment memfd, pidfd, two eventfds. Besides the connection and its own pidfd; all of these again while a
@@ -30,6 +31,13 @@ constexpr std::uint64_t kDescriptorsPerSession = 2 * (kKeptPerSession + 2) + kKe
 // Kept: page records, directory, prefix table. The last two also read-only, and the duplicates.
 constexpr std::uint64_t kKeptPerTenant = 3;
 constexpr std::uint64_t kDescriptorsPerTenant = kKeptPerTenant + 2 + kKeptPerTenant;
+// Kept, on a GPU: the directory's mirror, and its duplicate.
+constexpr std::uint64_t kKeptPerMirror = 1;
+constexpr std::uint64_t kDescriptorsPerMirror = 2 * kKeptPerMirror;
+// Kept: its pidfd, and the duplicate. Socket, rings, two bells, epoll set, timer. Another five while one is started:
+// its end of the socket, and what it gets moved out of each other's way.
+constexpr std::uint64_t kKeptPerWorker = 1;
+constexpr std::uint64_t kDescriptorsPerWorker = 2 * kKeptPerWorker + 6 + 5;
 // Kept: root, tenants, sessions, slabs, models, sequences, chunks, journal.
 constexpr std::uint64_t kKeptBase = 8;
 // Those and their duplicates for each device; loop, log, listener, lock file, notify socket, libraries.
@@ -91,13 +99,14 @@ void refuse_memory(std::uint64_t arena_bytes) {
 }  // namespace
 
 std::uint64_t descriptors_needed(const Needs& needs) {
-  const std::uint64_t of_device =
-      needs.slabs * kDescriptorsPerSlab + needs.tenants * kDescriptorsPerTenant + 2 * kKeptBase;
+  std::uint64_t of_device = needs.slabs * kDescriptorsPerSlab + needs.tenants * kDescriptorsPerTenant + 2 * kKeptBase;
+  if (needs.gpus) of_device += needs.tenants * kDescriptorsPerMirror + kDescriptorsPerWorker;
   return needs.devices * of_device + needs.sessions * kDescriptorsPerSession + kDescriptorsBase;
 }
 
 std::uint64_t kept_needed(const Needs& needs) {
-  const std::uint64_t of_device = needs.slabs * kKeptPerSlab + needs.tenants * kKeptPerTenant + kKeptBase;
+  std::uint64_t of_device = needs.slabs * kKeptPerSlab + needs.tenants * kKeptPerTenant + kKeptBase;
+  if (needs.gpus) of_device += needs.tenants * kKeptPerMirror + kKeptPerWorker;
   return needs.devices * of_device + needs.sessions * kKeptPerSession;
 }
 

@@ -16,6 +16,7 @@ namespace kvq {
 
 struct Needs {
   std::uint64_t devices = 1;
+  bool gpus = false;  // devices are GPUs, each with a worker and a mirror of every tenant's directory
   std::uint64_t arena_bytes = 0;
   std::uint64_t slabs = 0;  // of one device
   std::uint64_t sessions = 0;

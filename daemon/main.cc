@@ -96,6 +96,7 @@ Needs needs_of(const Config& config, const DeviceChoice& choice, bool kept) {
   const std::uint64_t share_bytes = choice.most_bytes / 100 * config.arena_percent;
   const std::uint64_t slabs_of_share = choice.most_bytes == 0 ? kSlabsOfAnyGpu : share_bytes / slab_bytes;
   return {.devices = choice.uuids.size(),
+          .gpus = !choice.uuids.front().empty(),
           .arena_bytes = gpu ? 0 : config.arena_bytes,
           .slabs = config.arena_percent != 0 ? slabs_of_share : config.arena_bytes / slab_bytes,
           .sessions = config.max_sessions,

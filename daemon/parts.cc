@@ -1,4 +1,4 @@
-// First every device's claim on what was left, then the devices one after the other.
+// First every device's claim on what was left, then all workers, then the devices one after the other.
 #include "daemon/parts.h"
 
 #include <algorithm>
@@ -12,6 +12,7 @@ namespace {
 struct Claim {
   Part part;
   Kept kept;
+  WorkerLink worker;  // started, and not yet heard; of a GPU
 };
 
 // Each device takes its own of `kept`, and numbers for its sessions: those it had, or the lowest that are free.
@@ -24,7 +25,8 @@ std::vector<Claim> claim(const PartsOptions& options, const std::vector<std::str
       throw StartupError(ExitCode::environment, "device " + uuid + ": its mark " + kept_prefix(uuid) +
                                                     " is that of another GPU, too; serve them by two kvqds");
     }
-    Claim c{{.uuid = uuid, .keeper = std::make_unique<PartKeeper>(options.keeper, kept_prefix(uuid)), .made = {}}, {}};
+    Claim c{
+        {.uuid = uuid, .keeper = std::make_unique<PartKeeper>(options.keeper, kept_prefix(uuid)), .made = {}}, {}, {}};
     c.kept = c.part.keeper->take(kept);
     if (const auto arena = kept_arena(c.kept)) {
       c.part.session_range = arena->session_range;
@@ -50,7 +52,8 @@ void make(const PartsOptions& options, Claim& c, std::size_t number, std::uint64
   PartKeeper& keeper = *c.part.keeper;
   c.part.made = make_store(
       {.config = config,
-       .make_device = [&](const auto& kept) { return make_device(options.device, c.part.uuid, keeper, kept); },
+       .make_device =
+           [&](const auto& kept) { return make_device(options.device, c.part.uuid, keeper, kept, c.worker); },
        .deliver = [deliver = options.deliver, number](const SlabNotice& notice) { deliver(number, notice); },
        .log = options.device.log},
       keeper, std::move(c.kept), now_ms);
@@ -89,7 +92,9 @@ Parts make_parts(const PartsOptions& options, const DeviceChoice& choice, Kept k
   Parts parts;
   std::optional<DeviceRefused> first;
   bool no_device = true;
-  for (Claim& c : claim(options, choice.uuids, kept)) {
+  std::vector<Claim> claims = claim(options, choice.uuids, kept);
+  for (Claim& c : claims) c.worker = start_worker(config, c.part.uuid);
+  for (Claim& c : claims) {
     try {
       make(options, c, parts.served.size(), now_ms);
       parts.served.push_back(std::move(c.part));

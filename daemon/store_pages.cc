@@ -37,9 +37,10 @@ void StoreState::settle_published() {
 
 // A client may use a page as soon as it sees it, so kernels must see its entry before.
 bool StoreState::show_credits(Session& s) {
-  s.hidden_credits = device_.published() < s.credit_publication;
-  if (!s.hidden_credits) s.segment.show_magazine();
-  return !s.hidden_credits;
+  if (s.hidden_credits && device_.published() < *s.hidden_credits) return false;
+  s.segment.show_magazine();
+  s.hidden_credits.reset();
+  return true;
 }
 
 // One page into the magazine, from a slot that is free now.
@@ -60,7 +61,7 @@ bool StoreState::give_credit(Session& s) {
   const bool pushed = s.segment.push({page, generation, 0});
   commit();
   kill_point(KillPoint::credit_committed);
-  s.credit_publication = device_.publications();
+  s.hidden_credits = device_.publications();
   show_credits(s);
   return pushed;
 }

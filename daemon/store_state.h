@@ -123,12 +123,11 @@ class StoreState final : public Store {
     bool connected = true, ready = false, changed = false, told_broken = false;
     std::vector<SlabId> unmapped;  // map notices sent before it was ready and not acknowledged yet
     std::unordered_map<std::uint32_t, SequenceIndex> sequences;
-    std::uint32_t credits = 0;             // pages in state credit that it owns
-    std::uint64_t credit_publication = 0;  // the newest of their entries
-    bool hidden_credits = false;           // some are not shown in the magazine yet
-    std::uint32_t wish = 0;                // pages that a parked request waits for
-    std::uint64_t wish_order = 0;          // earlier wishes are served first
-    Epoch oldest_step{};                   // of its open steps, at the last tick
+    std::uint32_t credits = 0;                    // pages in state credit that it owns
+    std::optional<std::uint64_t> hidden_credits;  // the magazine is shown once this publication has been seen
+    std::uint32_t wish = 0;                       // pages that a parked request waits for
+    std::uint64_t wish_order = 0;                 // earlier wishes are served first
+    Epoch oldest_step{};                          // of its open steps, at the last tick
     std::uint64_t oldest_since_ms = 0;
     std::vector<LostPage> lost;  // the newest of those that DaemonWords.lost_pages counts
   };

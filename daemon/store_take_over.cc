@@ -286,8 +286,7 @@ void StoreState::publish_all(Tenant& t) {
     Session& s = *find_session(id);
     s.segment.words().commands_refused.store(s.record->refused, std::memory_order_relaxed);
     s.segment.show_commands();
-    s.credit_publication = device_.publications();
-    s.hidden_credits = true;
+    s.hidden_credits = device_.publications();
     s.changed = true;
   }
 }

@@ -47,6 +47,16 @@ TEST(LimitsTest, WhatIsKeptIsCountedAndMoreThanCanBeHandedOnIsSaid) {
   EXPECT_THAT(*check_kept(5001), AllOf(HasSubstr("may keep 5001"), HasSubstr("5000"), HasSubstr("raise slab_bytes")));
 }
 
+TEST(LimitsTest, GpuNeedsAMirrorForEachTenantAndWhatItsWorkerIsServedBy) {
+  const Needs host{.devices = 2, .slabs = 10, .sessions = 3, .tenants = 4};
+  Needs gpus = host;
+  gpus.gpus = true;
+  EXPECT_EQ(kept_needed(gpus), kept_needed(host) + 2 * (4 + 1)) << "mirrors, and the worker's pidfd";
+  // Mirrors and pidfd, each with a duplicate; socket, rings, bells, epoll set, timer; and what a start takes.
+  EXPECT_EQ(descriptors_needed(gpus), descriptors_needed(host) + 2 * (2 * (4 + 1) + 6 + 5));
+  EXPECT_GE(descriptors_needed(gpus), 2 * kept_needed(gpus));
+}
+
 TEST(LimitsTest, ArenaAboveMemoryNamesBothNumbers) {
   EXPECT_FALSE(check_memory(100, 100, "the machine's memory").has_value());
   EXPECT_FALSE(check_memory(100, 0, "the machine's memory").has_value()) << "unknown is not refused";

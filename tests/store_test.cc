@@ -78,92 +78,79 @@ TEST(Store, TenantsShareNothing) {
   EXPECT_EQ(b->mapped_slabs(), 1u);
 }
 
-TEST(Store, SealWaitsForTheStepThatWrites) {
-  StoreNode node(8);
+// The first page of a sequence, written in a step and not sealed yet.
+class StoreSeal : public ::testing::Test {
+ protected:
+  // In a step of this server itself.
+  std::uint64_t seal_in_own_step() {
+    const std::uint64_t step = client->begin_step();
+    s.seal(1, 0, item, key, step);
+    return step;
+  }
+  // In a step of another session.
+  void seal_in_step_of_worker(std::uint64_t step) {
+    Command c = s.command(CommandKind::seal, 1);
+    c.page = item.page;
+    c.generation = item.generation;
+    c.argument = raw(worker->id);
+    c.serial = step;
+    std::memcpy(c.key, key.data(), key.size());
+    s.send(c);
+  }
+  EntryState state() const { return client->entry(item.page).state; }
+
+  StoreNode node{8};
   const TenantId tenant = node.tenant("a");
-  auto client = node.client(tenant);
+  std::unique_ptr<SimClient> client = node.client(tenant), worker = node.client(tenant);
   SimServer s{node, *client};
-  ASSERT_TRUE(s.want(1));
-  s.open(1);
-  const std::uint64_t step = client->begin_step();
   const Key key = chain_key(1, 0);
-  const MagazineItem item = s.take(1, 0, key);
-  s.seal(1, 0, item, key, step);
+  const MagazineItem item = [this] {
+    EXPECT_TRUE(s.want(1));
+    s.open(1);
+    return s.take(1, 0, key);
+  }();
+};
+
+TEST_F(StoreSeal, WaitsForTheStepThatWrites) {
+  const std::uint64_t step = seal_in_own_step();
   node.ticks(3);
-  EXPECT_EQ(client->entry(item.page).state, EntryState::open);
+  EXPECT_EQ(state(), EntryState::open);
   EXPECT_EQ(client->find(key).page, kNullPage);
   client->end_step(step);
   node.tick();
-  EXPECT_EQ(client->entry(item.page).state, EntryState::sealed);
+  EXPECT_EQ(state(), EntryState::sealed);
   EXPECT_EQ(client->find(key).page, item.page);
 }
 
-TEST(Store, SealWaitsForAStepThatHasNotBegunYet) {
-  StoreNode node(8);
-  const TenantId tenant = node.tenant("a");
-  auto client = node.client(tenant), worker = node.client(tenant);
-  SimServer s{node, *client};
-  ASSERT_TRUE(s.want(1));
-  s.open(1);
-  const Key key = chain_key(1, 0);
-  const MagazineItem item = s.take(1, 0, key);
-  Command c = s.command(CommandKind::seal, 1);
-  c.page = item.page;
-  c.generation = item.generation;
-  c.argument = raw(worker->id);
-  c.serial = 1;
-  std::memcpy(c.key, key.data(), key.size());
-  s.send(c);
+TEST_F(StoreSeal, WaitsForAStepThatHasNotBegunYet) {
+  seal_in_step_of_worker(1);
   node.ticks(2);
-  EXPECT_EQ(client->entry(item.page).state, EntryState::open);
+  EXPECT_EQ(state(), EntryState::open);
   const std::uint64_t step = worker->begin_step();
   ASSERT_EQ(step, 1u);
   node.tick();
-  EXPECT_EQ(client->entry(item.page).state, EntryState::open);
+  EXPECT_EQ(state(), EntryState::open);
   worker->end_step(step);
   node.tick();
   EXPECT_EQ(client->find(key).page, item.page);
 }
 
-TEST(Store, PageOfAStepThatItsClientCutShortIsSealedButNeverShared) {
-  StoreNode node(8);
-  const TenantId tenant = node.tenant("a");
-  auto client = node.client(tenant);
-  SimServer s{node, *client};
-  ASSERT_TRUE(s.want(1));
-  s.open(1);
-  const std::uint64_t step = client->begin_step();
-  const Key key = chain_key(1, 0);
-  const MagazineItem item = s.take(1, 0, key);
-  s.seal(1, 0, item, key, step);
+TEST_F(StoreSeal, InAStepThatItsClientCutShortIsDoneButNeverShared) {
+  const std::uint64_t step = seal_in_own_step();
   node.tick();
   client->segment().step[step % kStepSlots].cut_short.store(step);
   client->end_step(step);
   node.ticks(2);
-  EXPECT_EQ(client->entry(item.page).state, EntryState::sealed);
+  EXPECT_EQ(state(), EntryState::sealed);
   EXPECT_EQ(client->find(key).page, kNullPage);
 }
 
-TEST(Store, PageOfAStepThatDiedIsSealedButNeverShared) {
-  StoreNode node(8);
-  const TenantId tenant = node.tenant("a");
-  auto client = node.client(tenant), worker = node.client(tenant);
-  SimServer s{node, *client};
-  ASSERT_TRUE(s.want(1));
-  s.open(1);
-  const Key key = chain_key(1, 0);
-  const MagazineItem item = s.take(1, 0, key);
-  Command c = s.command(CommandKind::seal, 1);
-  c.page = item.page;
-  c.generation = item.generation;
-  c.argument = raw(worker->id);
-  c.serial = worker->begin_step();
-  std::memcpy(c.key, key.data(), key.size());
-  s.send(c);
+TEST_F(StoreSeal, InAStepThatDiedIsDoneButNeverShared) {
+  seal_in_step_of_worker(worker->begin_step());
   node.tick();
   node.end(worker);
   node.tick();
-  EXPECT_EQ(client->entry(item.page).state, EntryState::sealed);
+  EXPECT_EQ(state(), EntryState::sealed);
   EXPECT_EQ(client->find(key).page, kNullPage);
 }
 

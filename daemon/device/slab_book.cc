@@ -38,7 +38,7 @@ Result<void> SlabBook::create(WorkerLink& link, SlabId slab) {
   Spare& spare = spares_.front();
   Result<Descriptor> reader = reader_of(spare.file);
   if (!reader) return reader.error();
-  slabs_[raw(slab)] = Slab{std::move(spare.file), std::move(*reader), spare.serial, true, ""};
+  slabs_[raw(slab)] = Slab{std::move(spare.file), std::move(*reader), spare.serial, true, "", Errc::ok};
   link.socket().send({.kind = gpu::MessageKind::place, .index = raw(slab), .serial = spare.serial});
   spares_.pop_front();
   return {};
@@ -52,7 +52,7 @@ Result<void> SlabBook::adopt(WorkerLink& link, SlabId slab, Descriptor& file, st
   }
   Result<Descriptor> reader = reader_of(file);
   if (!reader) return reader.error();
-  slabs_[raw(slab)] = Slab{std::move(file), std::move(*reader), serial, false, ""};
+  slabs_[raw(slab)] = Slab{std::move(file), std::move(*reader), serial, false, "", Errc::ok};
   send_adopt(link, slab);
   return {};
 }
@@ -61,6 +61,7 @@ void SlabBook::send_adopt(WorkerLink& link, SlabId slab) {
   Slab& s = *slabs_[raw(slab)];
   s.in_place = false;
   s.problem.clear();
+  s.refusal = Errc::ok;
   link.socket().send({.kind = gpu::MessageKind::adopt, .index = raw(slab), .serial = s.serial, .bytes = slab_bytes_},
                      s.file.get());
 }
@@ -81,10 +82,11 @@ void SlabBook::adopted(SlabId slab) {
   if (raw(slab) < slabs_.size() && slabs_[raw(slab)]) slabs_[raw(slab)]->in_place = true;
 }
 
-void SlabBook::refused(SlabId slab, std::string why) {
+void SlabBook::refused(SlabId slab, Errc code, std::string why) {
   if (raw(slab) >= slabs_.size() || !slabs_[raw(slab)]) return;
   slabs_[raw(slab)]->in_place = false;
   slabs_[raw(slab)]->problem = std::move(why);
+  slabs_[raw(slab)]->refusal = code;
 }
 
 void SlabBook::restart(WorkerLink& link) {

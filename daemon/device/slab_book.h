@@ -22,6 +22,7 @@ class SlabBook {
     std::uint64_t serial = 0;
     bool in_place = false;  // the worker has answered, or was asked to place a spare of its own
     std::string problem;
+    Errc refusal = Errc::ok;  // likewise
   };
 
   // `files`: memory files, whose descriptors can be opened again for reading only.
@@ -40,7 +41,7 @@ class SlabBook {
   const Slab& slab(SlabId slab) const;
 
   void adopted(SlabId slab);
-  void refused(SlabId slab, std::string why);
+  void refused(SlabId slab, Errc code, std::string why);
   // A new worker is asked to adopt all; one that ended took its spares along.
   void restart(WorkerLink& link);
   void stop() { spares_.clear(); }

@@ -55,7 +55,9 @@ Result<void> WorkerDevice::adopt_slab(SlabId slab, Descriptor& file, std::uint64
   if (const Result<void> sent = slabs_.adopt(link_, slab, file, serial); !sent) return sent;
   const auto& s = slabs_.slab(slab);
   await([&s] { return s.in_place || !s.problem.empty(); }, kAdoptMs);
-  if (s.in_place) return {};
+  // Without room to map it now the worker does without it, as one that is started later may. Any other answer, or none,
+  // leaves open whether it is this GPU's memory at all.
+  if (s.in_place || s.refusal == Errc::no_memory) return {};
   options_.log("event=gpu_slab_refused slab=" + std::to_string(raw(slab)) + " why=\"" + s.problem + cause_ + "\"");
   return Error{Errc::system, 0, "the GPU worker could not import it"};
 }
@@ -207,7 +209,7 @@ void WorkerDevice::handle_failed(const gpu::Message& m) {
     case gpu::MessageKind::adopt:
     case gpu::MessageKind::place:
       options_.log("event=gpu_slab_refused slab=" + std::to_string(m.index) + " why=\"" + told(m) + "\"");
-      return slabs_.refused(SlabId{m.index}, told(m));
+      return slabs_.refused(SlabId{m.index}, m.code, told(m));
     case gpu::MessageKind::mirror:
       return mirrors_.refused(TenantId{m.index}, told(m), now_ms_);
     default:  // what clients read would stay as it is for ever

@@ -2,14 +2,15 @@
 //
 // Invariant: before the loop runs, starting and adopting wait for the worker's answers, each for a bounded time; from
 // the first advance() on no function waits for it. A worker that dies, says nothing for its deadline or reports a lost
-// device is killed; only when the kernel says that it is gone are its jobs answered (with Errc::context_lost), and the next
-// one adopts every slab and mirror by kvqd's own descriptors. Clients keep reading all the while.
+// device is killed; only when the kernel says that it is gone are its jobs answered (with Errc::context_lost), and the
+// next one adopts every slab and mirror by kvqd's own descriptors. Clients keep reading all the while.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "daemon/device/device.h"
+#include "daemon/device/worker_link.h"
 
 namespace kvq {
 
@@ -36,6 +37,7 @@ struct MadeWorkerDevice {
   bool no_device = false;  // why_not: there is no worker program, no driver or no GPU to work with
 };
 
-MadeWorkerDevice make_worker_device(WorkerOptions options);
+// `started`: the first worker, where it runs already.
+MadeWorkerDevice make_worker_device(WorkerOptions options, WorkerLink started = {});
 
 }  // namespace kvq

@@ -37,8 +37,8 @@ bool WorkerDevice::await(const std::function<bool()>& done, std::uint32_t most_m
   }
 }
 
-bool WorkerDevice::launch(MadeWorkerDevice& made) {
-  Result<WorkerLink> link = WorkerLink::start(options_.command);
+bool WorkerDevice::launch(MadeWorkerDevice& made, WorkerLink started) {
+  Result<WorkerLink> link = started.exists() ? std::move(started) : WorkerLink::start(options_.command);
   if (!link) {
     made.no_device = true;
     made.why_not = options_.command.front() + " cannot be started: " + std::strerror(link.error().native) +
@@ -106,8 +106,8 @@ bool WorkerDevice::fill_arena(MadeWorkerDevice& made, std::uint32_t asked) {
   return true;
 }
 
-bool WorkerDevice::start(MadeWorkerDevice& made) {
-  if (!launch(made)) return false;
+bool WorkerDevice::start(MadeWorkerDevice& made, WorkerLink started) {
+  if (!launch(made, std::move(started))) return false;
   std::uint64_t bytes = options_.kept_arena_bytes;
   if (bytes == 0 && options_.arena_share > 0) {
     bytes = static_cast<std::uint64_t>(options_.arena_share * static_cast<double>(hello_.total_bytes));
@@ -129,10 +129,10 @@ bool WorkerDevice::start(MadeWorkerDevice& made) {
   return fill_arena(made, slabs_.size());
 }
 
-MadeWorkerDevice make_worker_device(WorkerOptions options) {
+MadeWorkerDevice make_worker_device(WorkerOptions options, WorkerLink started) {
   MadeWorkerDevice made;
   auto device = std::make_unique<WorkerDevice>(std::move(options));
-  if (!device->start(made)) return made;
+  if (!device->start(made, std::move(started))) return made;
   device->arm_first();
   made.device = std::move(device);
   return made;

@@ -19,7 +19,7 @@ class WorkerDevice final : public Device {
   ~WorkerDevice() override;
 
   // Start-up, worker_device_start.cc: fills `made` but for the device; false: why_not is there.
-  bool start(MadeWorkerDevice& made);
+  bool start(MadeWorkerDevice& made, WorkerLink started);
   // So that the loop's first tick comes soon, and mirrors are there before anybody needs them.
   void arm_first() { arm(1); }
 
@@ -51,7 +51,7 @@ class WorkerDevice final : public Device {
   enum class State : std::uint8_t { starting, working, ending, waiting };
 
   // worker_device_start.cc
-  bool launch(MadeWorkerDevice& made);
+  bool launch(MadeWorkerDevice& made, WorkerLink started);
   bool check_hello(MadeWorkerDevice& made);
   bool fill_arena(MadeWorkerDevice& made, std::uint32_t asked);
   // Reads messages until `done` says so; false: the worker ended or said nothing for `most_ms`.

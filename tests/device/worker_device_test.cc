@@ -291,28 +291,69 @@ TEST_F(WorkerTest, EachReasonNotToStartIsNamed) {
   EXPECT_THAT(why_not(o), HasSubstr("did not make its slabs within 100 ms"));
 }
 
+// --- the next kvqd ---
+
+class WorkerAdopts : public WorkerTest {
+ protected:
+  void leave_a_slab() {
+    start();
+    ASSERT_TRUE(device->create_slab(SlabId{0}));
+    fill(SlabId{0}, 0x3aaa);
+    kept = Descriptor(::dup(device->descriptor(SlabId{0}, true)));
+    serial = device->slab_serial(SlabId{0});
+    turn();
+    signal(SIGSTOP);
+    const Descriptor earlier(::dup(worker.get()));
+    pollfd alive{earlier.get(), POLLIN, 0};
+    ASSERT_EQ(::poll(&alive, 1, 0), 0);
+    ASSERT_TRUE(end_process(earlier.get(), 10'000));
+    ASSERT_EQ(::poll(&alive, 1, 0), 1);
+  }
+  void start_next() {
+    WorkerOptions o = options();
+    o.kept_arena_bytes = kSlabs * kSlab;
+    start(o);
+  }
+
+  Descriptor kept;
+  std::uint64_t serial = 0;
+};
+
 // Whoever adopts must be sure that nobody writes any more, whatever state the earlier worker is in.
-TEST_F(WorkerTest, AnEarlierWorkerIsEndedBeforeTheNextDeviceAdopts) {
-  start();
-  ASSERT_TRUE(device->create_slab(SlabId{0}));
-  fill(SlabId{0}, 0x3aaa);
-  Descriptor kept(::dup(device->descriptor(SlabId{0}, true)));
-  const std::uint64_t serial = device->slab_serial(SlabId{0});
-  turn();
-  signal(SIGSTOP);
-  const Descriptor earlier(::dup(worker.get()));
-  pollfd alive{earlier.get(), POLLIN, 0};
-  ASSERT_EQ(::poll(&alive, 1, 0), 0);
-  ASSERT_TRUE(end_process(earlier.get(), 10'000));
-  ASSERT_EQ(::poll(&alive, 1, 0), 1);
-  WorkerOptions o = options();
-  o.kept_arena_bytes = kSlabs * kSlab;
-  start(o);
+TEST_F(WorkerAdopts, AnEarlierWorkerIsEndedBeforeTheNextDeviceAdopts) {
+  leave_a_slab();
+  start_next();
   ASSERT_TRUE(device->adopt_slab(SlabId{0}, kept, serial));
   EXPECT_EQ(first_value(SlabId{0}), 0x3aaa);
   submit(0, 32768);
   ASSERT_TRUE(settled());
   EXPECT_EQ(last_error[1].code, Errc::ok);
+}
+
+TEST_F(WorkerAdopts, ASlabThatTheWorkerHasNoRoomForIsAdoptedAndReachedByALaterOne) {
+  leave_a_slab();
+  faults("no_room_for_slab=0");
+  start_next();
+  ASSERT_TRUE(device->adopt_slab(SlabId{0}, kept, serial));
+  EXPECT_THAT(device->health().text, HasSubstr("slab 0: injected: no room to map this slab"));
+  EXPECT_EQ(first_value(SlabId{0}), 0x3aaa);
+  EXPECT_EQ(device->slab_serial(SlabId{0}), serial);
+  submit(0, 32768);
+  ASSERT_TRUE(until([&] { return device->in_flight() == 0; }));
+  EXPECT_EQ(last_error[last_job].code, Errc::system);
+  faults("");
+  signal(SIGKILL);
+  ASSERT_TRUE(until([&] { return device->health().restarts == 1 && !device->health().degraded; }));
+  submit(0, 32768);
+  ASSERT_TRUE(settled());
+  EXPECT_EQ(last_error[last_job].code, Errc::ok);
+}
+
+TEST_F(WorkerAdopts, ASlabThatCannotBeImportedAtAllIsNotAdopted) {
+  leave_a_slab();
+  faults("refuse_slab=0");
+  start_next();
+  EXPECT_EQ(device->adopt_slab(SlabId{0}, kept, serial).error().code, Errc::system);
 }
 
 TEST_F(WorkerTest, ThePidfdOfNothingIsNoReasonToWait) {

@@ -23,6 +23,78 @@ struct Shape {
   bool null_pages = false;
 };
 
+inline const std::vector<Format> kAllFormats(std::begin(kFormats), std::end(kFormats));
+
+// Shapes that every device must take.
+inline Shape shape_of_heads(std::uint32_t d, Format format, Dtype dtype) {
+  Shape shape;
+  shape.d = d;
+  shape.kv_heads = 2;
+  shape.group = 3;
+  shape.dtype = dtype;
+  shape.q_type = dtype == Dtype::fp16 ? Real::fp16 : Real::bf16;
+  shape.lengths = {192, 130};
+  shape.queries = {1, 2};
+  shape.formats = {format};
+  return shape;
+}
+inline Shape shape_of_group(std::uint32_t group) {
+  Shape shape;
+  shape.d = group % 2 != 0 ? 64 : 128;
+  shape.group = group;
+  shape.dtype = group % 3 != 0 ? Dtype::bf16 : Dtype::fp16;
+  shape.q_type = Real::bf16;
+  shape.out_type = Real::bf16;
+  shape.lengths = {200};
+  shape.queries = {3};
+  shape.formats = kAllFormats;
+  return shape;
+}
+inline Shape shape_around_pages(std::uint32_t d, Real out) {
+  Shape shape;
+  shape.d = d;
+  shape.kv_heads = 2;
+  shape.group = 5;
+  shape.q_type = Real::fp32;
+  shape.out_type = out;
+  shape.lengths = {0, 1, 63, 64, 65, 1003, 130, 7, 0};
+  shape.queries = {0, 1, 1, 2, 7, 1, 130, 0, 2};  // the last: padding rows that see nothing
+  shape.formats = kAllFormats;
+  shape.null_pages = true;
+  return shape;
+}
+
+// An element of an output array.
+inline double real_at(const void* data, Real type, std::size_t at) {
+  if (type == Real::fp32) return static_cast<const float*>(data)[at];
+  return oracle::decode_element(static_cast<const std::uint16_t*>(data)[at],
+                                type == Real::fp16 ? Dtype::fp16 : Dtype::bf16);
+}
+
+struct Bounds {
+  double output, lse;
+};
+
+// Compares a row, `output(channel)` and `lse`, with the oracle's. `worst` grows to the largest share of its bound that
+// was used. False: a failure was added.
+template <typename Output>
+bool check_row(const std::string& what, std::size_t r, const oracle::Row& row, Real type, const Bounds& bounds,
+               const Output& output, float lse, double& worst) {
+  const double unit = type == Real::fp16 ? 0x1p-11 : type == Real::bf16 ? 0x1p-8 : 0x1p-23;
+  for (std::uint32_t c = 0; c < row.out.size(); ++c) {
+    const double got = output(c), error = std::fabs(got - row.out[c]) - unit * std::fabs(row.out[c]);
+    worst = std::max(worst, error / bounds.output);
+    if (error <= bounds.output) continue;  // false for NaN
+    ADD_FAILURE() << what << " row " << r << " channel " << c << ": " << got << " for " << row.out[c] << ", bound "
+                  << bounds.output;
+    return false;
+  }
+  const bool empty = std::isinf(row.lse) && row.lse < 0;
+  if (empty ? lse == row.lse : std::fabs(lse - row.lse) <= bounds.lse) return true;
+  ADD_FAILURE() << what << " row " << r << ": lse " << lse << " for " << row.lse;
+  return false;
+}
+
 // The bound that kernels/attend_simd.cc states, for fp32 output.
 inline double output_bound(const oracle::Row& row) {
   return (std::expm1(2 * row.logit_error) + (row.quantized ? kValueError : kDenseError)) * row.max_value + 0x1p-24;
@@ -63,32 +135,19 @@ class Problem {
   std::vector<std::int32_t>& tables() { return tables_; }
 
   // Runs the kernels and compares every element with `expected`; returns the largest share of its bound that was used.
-  double check(const std::vector<oracle::Row>& expected, const char* what) {
+  double check(const std::vector<oracle::Row>& expected, const std::string& what) {
     std::fill(out_.begin(), out_.end(), 0xff);  // NaN in all three types
     std::fill(lse_.begin(), lse_.end(), std::numeric_limits<float>::quiet_NaN());
     const Result<void> done = attend(call_);
     EXPECT_TRUE(done) << done.error().context;
     if (!done) return 0;
-    const double unit = shape_.out_type == Real::fp16 ? 0x1p-11 : shape_.out_type == Real::bf16 ? 0x1p-8 : 0x1p-23;
     double worst = 0;
     for (std::size_t r = 0; r < expected.size(); ++r) {
       const oracle::Row& row = expected[r];
-      const double bound = output_bound(row);
-      for (std::uint32_t c = 0; c < shape_.d; ++c) {
-        const double got = output(r, c), error = std::fabs(got - row.out[c]) - unit * std::fabs(row.out[c]);
-        worst = std::max(worst, error / bound);
-        if (!(error <= bound)) {
-          ADD_FAILURE() << what << " row " << r << " channel " << c << ": " << got << " for " << row.out[c]
-                        << ", bound " << bound;
-          return worst;
-        }
-      }
-      const double lse_bound = row.logit_error + 0x1p-16 + 0x1p-21 * std::fabs(row.lse);
-      const bool empty = std::isinf(row.lse) && row.lse < 0;
-      if (empty ? lse_[r] != row.lse : !(std::fabs(lse_[r] - row.lse) <= lse_bound)) {
-        ADD_FAILURE() << what << " row " << r << ": lse " << lse_[r] << " for " << row.lse;
-        return worst;
-      }
+      const Bounds bounds{output_bound(row), row.logit_error + 0x1p-16 + 0x1p-21 * std::fabs(row.lse)};
+      if (!check_row(
+              what, r, row, shape_.out_type, bounds, [&](std::uint32_t c) { return output(r, c); }, lse_[r], worst))
+        break;
     }
     return worst;
   }
@@ -96,9 +155,7 @@ class Problem {
   double output(std::size_t row, std::uint32_t c) const {
     const std::size_t token = row / call_.query_heads, head = row % call_.query_heads;
     const std::size_t at = token * call_.out_token_stride + head * call_.out_head_stride + c;
-    if (shape_.out_type == Real::fp32) return reinterpret_cast<const float*>(out_.data())[at];
-    const auto bits = reinterpret_cast<const std::uint16_t*>(out_.data())[at];
-    return oracle::decode_element(bits, shape_.out_type == Real::fp16 ? Dtype::fp16 : Dtype::bf16);
+    return real_at(out_.data(), shape_.out_type, at);
   }
   float lse(std::size_t row) const { return lse_[row]; }
 
@@ -161,6 +218,42 @@ class Problem {
   std::vector<std::uint8_t> queries_, out_;
   std::vector<float> lse_;
   AttentionCall call_;
+};
+
+// Layers of different shape, and one query token after 180 on the pages 3, 1, 2 of a pool of this geometry.
+struct LayersProblem {
+  static ModelGeometry geometry() {
+    ModelGeometry g;
+    g.layers = 3;
+    g.layer[0] = {2, 128, Dtype::bf16, 1};  // stays dense in a page of any format
+    g.layer[1] = {1, 64, Dtype::fp16, 0};
+    g.layer[2] = {3, 96, Dtype::fp16, 0};
+    return g;
+  }
+  explicit LayersProblem(std::mt19937_64& random) : q(6 * 128), out(6 * 128) {
+    for (float& x : q) x = std::normal_distribution<float>()(random);
+  }
+  AttentionCall call(PagePool& pool, std::uint32_t layer) {
+    AttentionCall call;
+    call.model = pool.model();
+    call.pages = pool.source();
+    call.layer = layer;
+    call.batch = 1;
+    call.block_tables = table;
+    call.block_table_stride = 3;
+    call.lengths = &length;
+    call.query_starts = starts;
+    call.q = q.data();
+    call.q_type = call.out_type = Real::fp32;
+    call.query_heads = 2u * g.layer[layer].kv_heads;
+    call.q_head_stride = call.out_head_stride = g.layer[layer].head_dim;
+    call.out = out.data();
+    return call;
+  }
+
+  const ModelGeometry g = geometry();
+  const std::int32_t table[3] = {3, 1, 2}, length = 180, starts[2] = {0, 1};
+  std::vector<float> q, out;
 };
 
 }  // namespace kvq

@@ -4,8 +4,6 @@
 namespace kvq {
 namespace {
 
-const std::vector<Format> kAllFormats(std::begin(kFormats), std::end(kFormats));
-
 void check_on_all_targets(Problem& problem, const char* what) {
   const std::vector<oracle::Row> expected = oracle::attend(problem.call());
   for (const std::int64_t target : vector_targets()) {
@@ -24,16 +22,7 @@ TEST(Attend, EveryHeadSizeAndFormatMatchesTheOracle) {
   for (const std::uint32_t d : kHeadDims) {
     for (const Format f : kFormats) {
       for (const Dtype dtype : {Dtype::fp16, Dtype::bf16}) {
-        Shape shape;
-        shape.d = d;
-        shape.kv_heads = 2;
-        shape.group = 3;
-        shape.dtype = dtype;
-        shape.q_type = dtype == Dtype::fp16 ? Real::fp16 : Real::bf16;
-        shape.lengths = {192, 130};
-        shape.queries = {1, 2};
-        shape.formats = {f};
-        Problem problem(shape, random);
+        Problem problem(shape_of_heads(d, f, dtype), random);
         check_on_all_targets(problem, "head size and format");
       }
     }
@@ -43,16 +32,7 @@ TEST(Attend, EveryHeadSizeAndFormatMatchesTheOracle) {
 TEST(Attend, EveryGroupSizeMatchesTheOracle) {
   std::mt19937_64 random(test_seed() + 1);
   for (std::uint32_t group = 1; group <= kMaxGroup; ++group) {
-    Shape shape;
-    shape.d = group % 2 != 0 ? 64 : 128;
-    shape.group = group;
-    shape.dtype = group % 3 != 0 ? Dtype::bf16 : Dtype::fp16;
-    shape.q_type = Real::bf16;
-    shape.out_type = Real::bf16;
-    shape.lengths = {200};
-    shape.queries = {3};
-    shape.formats = kAllFormats;
-    Problem problem(shape, random);
+    Problem problem(shape_of_group(group), random);
     check_on_all_targets(problem, "group");
   }
 }
@@ -60,17 +40,7 @@ TEST(Attend, EveryGroupSizeMatchesTheOracle) {
 TEST(Attend, LengthsAroundPagesMixWithManyQueryTokensInOneCall) {
   std::mt19937_64 random(test_seed() + 2);
   for (const Real out : {Real::fp16, Real::bf16, Real::fp32}) {
-    Shape shape;
-    shape.d = 80;
-    shape.kv_heads = 2;
-    shape.group = 5;
-    shape.q_type = Real::fp32;
-    shape.out_type = out;
-    shape.lengths = {0, 1, 63, 64, 65, 1003, 130, 7, 0};
-    shape.queries = {0, 1, 1, 2, 7, 1, 130, 0, 2};  // the last: padding rows that see nothing
-    shape.formats = kAllFormats;
-    shape.null_pages = true;
-    Problem problem(shape, random);
+    Problem problem(shape_around_pages(80, out), random);
     const std::vector<oracle::Row> expected = oracle::attend(problem.call());
     for (const int threads : {1, 2, 3}) {
       problem.call().threads = threads;
@@ -236,37 +206,18 @@ TEST(Attend, PagesBeyondFourGigabytesAreReached) {
 
 TEST(Attend, LayersOfDifferentShapeAndKeptDenseLayersWork) {
   std::mt19937_64 random(test_seed() + 10);
-  ModelGeometry g;
-  g.layers = 3;
-  g.layer[0] = {2, 128, Dtype::bf16, 1};
-  g.layer[1] = {1, 64, Dtype::fp16, 0};
-  g.layer[2] = {3, 96, Dtype::fp16, 0};
-  PagePool pool(g, 4, 1 << 20);
+  PagePool pool(LayersProblem::geometry(), 4, 1 << 20);
   for (std::uint32_t id = 1; id < 4; ++id) pool.fill(id, Format::int4_k4, random);
-  const std::int32_t table[3] = {3, 1, 2}, length = 180, starts[2] = {0, 1};
-  std::vector<float> q(6 * 128), out(6 * 128);
-  for (float& x : q) x = std::normal_distribution<float>()(random);
+  LayersProblem problem(random);
   for (std::uint32_t layer = 0; layer < 3; ++layer) {
-    AttentionCall call;
-    call.model = pool.model();
-    call.pages = pool.source();
-    call.layer = layer;
-    call.batch = 1;
-    call.block_tables = table;
-    call.block_table_stride = 3;
-    call.lengths = &length;
-    call.query_starts = starts;
-    call.q = q.data();
-    call.q_type = call.out_type = Real::fp32;
-    call.query_heads = 2u * g.layer[layer].kv_heads;
-    call.q_head_stride = call.out_head_stride = g.layer[layer].head_dim;
-    call.out = out.data();
+    const AttentionCall call = problem.call(pool, layer);
+    const std::uint32_t d = problem.g.layer[layer].head_dim;
     ASSERT_TRUE(attend(call));
     const std::vector<oracle::Row> expected = oracle::attend(call);
     for (std::size_t r = 0; r < expected.size(); ++r) {
       const double bound = output_bound(expected[r]);
-      for (std::uint32_t c = 0; c < g.layer[layer].head_dim; ++c) {
-        ASSERT_NEAR(out[r * g.layer[layer].head_dim + c], expected[r].out[c], bound) << "layer " << layer;
+      for (std::uint32_t c = 0; c < d; ++c) {
+        ASSERT_NEAR(problem.out[r * d + c], expected[r].out[c], bound) << "layer " << layer;
       }
     }
   }

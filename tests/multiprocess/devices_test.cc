@@ -31,6 +31,7 @@ class Devices : public ::testing::Test {
   Devices() {
     char pattern[] = "/tmp/kvq-gpus-XXXXXX";
     directory_ = ::mkdtemp(pattern);
+    environment_ = {"KVQ_FAKE_GPUS=" + directory_ + "/gpus"};
     show({kA, kB});
   }
   ~Devices() override { std::filesystem::remove_all(directory_); }
@@ -45,7 +46,7 @@ class Devices : public ::testing::Test {
   HeldDaemon& start(const std::string& device = "\"cuda\"", const std::string& more = "") {
     daemon_ = std::make_unique<HeldDaemon>(calm_settings() + "device = " + device + "\ngpu_worker = \"" +
                                                program_path(FAKE_GPU_WORKER_PATH) + "\"\n" + more,
-                                           std::vector<std::string>{"KVQ_FAKE_GPUS=" + directory_ + "/gpus"});
+                                           environment_);
     return *daemon_;
   }
   std::unique_ptr<TinyModel> model(const char* device, kvq_role role = KVQ_ROLE_BOTH) const {
@@ -91,11 +92,20 @@ class Devices : public ::testing::Test {
   }
 
   std::string directory_;
+  std::vector<std::string> environment_;
   std::unique_ptr<HeldDaemon> daemon_;
 };
 
 void expect_exact(TinyModel& tiny, Sequence& sequence, std::int32_t length) {
   EXPECT_EQ(tiny.attend_and_check(sequence.block_table(), length, 1, test_seed()).exact, 1u);
+}
+
+// Each worker of this test is silent until the other runs.
+TEST_F(Devices, AllWorkersAreStartedBeforeKvqdWaitsForOne) {
+  environment_.push_back("KVQ_FAKE_GPUS_MEET=" + directory_ + "/started");
+  start();
+  EXPECT_EQ(std::filesystem::file_size(directory_ + "/started"), 2u);
+  EXPECT_EQ(document("status")["devices"].size(), 2u);
 }
 
 TEST_F(Devices, SameTokensOnTwoShareNothingAndEachIsShown) {

@@ -1,11 +1,14 @@
 // The worker program without a GPU: what kvqd talks to in tests. Its faults come from KVQ_FAKE_GPU (memory_backend.h).
 // KVQ_FAKE_GPUS names a file with a line "UUID [faults of this one]" for each GPU that it is to show; without, there is
-// one.
+// one. KVQ_FAKE_GPUS_MEET names a file: then none says anything before as many have been started as are shown.
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string_view>
+#include <thread>
 
 #include "tests/support/memory_backend.h"
 
@@ -16,6 +19,16 @@ std::string from_environment(const char* name) {
   return text == nullptr ? "" : text;
 }
 
+// Each worker adds a byte. False: the others did not come.
+bool meet(const std::string& path, std::uint64_t workers) {
+  std::ofstream(path, std::ios::app) << '.' << std::flush;
+  for (int i = 0; i < 1000; ++i) {
+    if (std::filesystem::file_size(path) >= workers) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -24,8 +37,10 @@ int main(int argc, char** argv) {
   std::string text = from_environment("KVQ_FAKE_GPU");
   const std::string shown = from_environment("KVQ_FAKE_GPUS");
   bool found = shown.empty();
+  std::uint64_t lines = 0;
   std::ifstream file(shown);
   for (std::string line; std::getline(file, line);) {
+    ++lines;
     std::istringstream words(line);
     std::string name, more;
     words >> name >> more;
@@ -40,6 +55,8 @@ int main(int argc, char** argv) {
   if (lists) return 0;
   if (!shown.empty()) faults.uuid = uuid;
   if (!found) return kvq::gpu::refuse_worker("no GPU with UUID " + uuid + " is visible");
+  const std::string place = from_environment("KVQ_FAKE_GPUS_MEET");
+  if (!place.empty() && !meet(place, lines)) return kvq::gpu::refuse_worker("the other workers were not started");
   if (!faults.no_gpu.empty()) return kvq::gpu::refuse_worker(faults.no_gpu);
   return kvq::gpu::run_worker(kvq::testing::make_memory_backend(faults));
 }

@@ -80,6 +80,7 @@ class MemoryBackend final : public gpu::Backend {
   Result<void> adopt_slab(SlabId slab, std::uint64_t, Descriptor file) override {
     call();
     if (raw(slab) == faults_.refuse_slab) return Error{Errc::system, 1, "injected: this slab cannot be imported"};
+    if (raw(slab) == faults_.no_room_for_slab) return Error{Errc::no_memory, 2, "injected: no room to map this slab"};
     return map(slab, std::move(file));
   }
 
@@ -259,7 +260,7 @@ GpuFaults parse_faults(const std::string& text) {
       {"hang_at_job", &f.hang_at_job},   {"hang_at_entry", &f.hang_at_entry},
       {"hang_at_call", &f.hang_at_call}, {"lose_at_job", &f.lose_at_job},
       {"refuse_slab", &f.refuse_slab},   {"refuse_mirror", &f.refuse_mirror},
-      {"total_bytes", &f.total_bytes}};
+      {"total_bytes", &f.total_bytes},   {"no_room_for_slab", &f.no_room_for_slab}};
   const std::map<std::string, std::string*> texts = {{"uuid", &f.uuid}, {"no_gpu", &f.no_gpu}, {"once", &f.once}};
   std::istringstream parts(text);
   for (std::string part; std::getline(parts, part, ',');) {

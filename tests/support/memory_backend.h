@@ -23,6 +23,7 @@ struct GpuFaults {
   std::uint64_t hang_at_job = 0, hang_at_entry = 0, hang_at_call = 0;  // does not come back from the n-th
   std::uint64_t lose_at_job = 0;                                       // the context is lost with the n-th
   std::uint64_t refuse_slab = UINT64_MAX, refuse_mirror = UINT64_MAX;  // cannot be adopted
+  std::uint64_t no_room_for_slab = UINT64_MAX;                         // likewise, for now
   std::string uuid = "GPU-00000000-0000-0000-0000-000000000000";
   std::uint64_t total_bytes = std::uint64_t{1} << 30;
   std::string no_gpu;  // there is none, and why

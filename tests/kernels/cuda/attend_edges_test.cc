@@ -5,8 +5,6 @@
 namespace kvq {
 namespace {
 
-const std::vector<Format> kAllFormats(std::begin(kFormats), std::end(kFormats));
-
 std::uint16_t* block_of(Problem& problem, std::uint32_t page) {
   const Entry entry = unpack_entry(problem.pool().entry(page));
   return reinterpret_cast<std::uint16_t*>(problem.pool().source().arena + entry.offset_bytes);
@@ -289,42 +287,24 @@ TEST(DeviceAttend, AliasesStandForPagesAndBeyondThemIsTheNullPage) {
 
 TEST(DeviceAttend, PagesBeyondFourGigabytesAndLayersOfAnyShapeAreReached) {
   std::mt19937_64 random(test_seed() + 28);
-  ModelGeometry g;
-  g.layers = 3;
-  g.layer[0] = {2, 128, Dtype::bf16, 1};  // stays dense in a page of any format
-  g.layer[1] = {1, 64, Dtype::fp16, 0};
-  g.layer[2] = {3, 96, Dtype::fp16, 0};
   const std::uint64_t arena_bytes = std::uint64_t{9} << 30;
-  PagePool pool(g, 4, arena_bytes);
+  PagePool pool(LayersProblem::geometry(), 4, arena_bytes);
   const std::uint64_t places[3] = {arena_bytes - (1 << 20), std::uint64_t{5} << 30, (std::uint64_t{8} << 30) + 256};
   DeviceBytes arena(arena_bytes);
   for (std::uint32_t id = 1; id < 4; ++id) {
     pool.fill(id, Format::int4_k4, random, places[id - 1]);
     arena.write(pool.source().arena + places[id - 1], pool.layout(Format::int4_k4).page_bytes, places[id - 1]);
   }
-  const std::int32_t table[3] = {3, 1, 2}, length = 180, starts[2] = {0, 1};
-  std::vector<float> q(6 * 128), out(6 * 128);
-  for (float& x : q) x = std::normal_distribution<float>()(random);
-  DeviceBytes entries(pool.source().entries, 4 * 8), tables(table, 12), lengths(&length, 4), query_starts(starts, 8);
-  DeviceBytes queries(q.data(), q.size() * 4), outputs(out.size() * 4),
+  LayersProblem problem(random);
+  const std::size_t bytes = problem.q.size() * 4;
+  DeviceBytes entries(pool.source().entries, 4 * 8), tables(problem.table, 12), lengths(&problem.length, 4);
+  DeviceBytes query_starts(problem.starts, 8), queries(problem.q.data(), bytes), outputs(bytes),
       workspace(*cuda::workspace_bytes(pool.model(), 6));
   FaultWord fault;
   for (std::uint32_t layer = 0; layer < 3; ++layer) {
-    AttentionCall call;
-    call.model = pool.model();
-    call.pages = pool.source();
-    call.layer = layer;
-    call.batch = 1;
-    call.block_tables = table;
-    call.block_table_stride = 3;
-    call.lengths = &length;
-    call.query_starts = starts;
-    call.q = q.data();
-    call.q_type = call.out_type = Real::fp32;
-    call.query_heads = 2u * g.layer[layer].kv_heads;
-    call.q_head_stride = call.out_head_stride = g.layer[layer].head_dim;
-    const std::vector<oracle::Row> expected = oracle::attend(call);
-    const AttentionCall on_host = call;
+    const AttentionCall on_host = problem.call(pool, layer);
+    const std::vector<oracle::Row> expected = oracle::attend(on_host);
+    AttentionCall call = on_host;
     call.pages = {entries.as<const DirectoryEntry>(), 4, arena.as<std::byte>()};
     call.block_tables = tables.as<std::int32_t>();
     call.lengths = lengths.as<std::int32_t>();
@@ -338,11 +318,11 @@ TEST(DeviceAttend, PagesBeyondFourGigabytesAndLayersOfAnyShapeAreReached) {
     launch.max_query_tokens = 1;
     ASSERT_TRUE(cuda::attend(call, launch));
     MUST(cudaDeviceSynchronize());
-    outputs.read(out.data(), out.size() * 4);
+    outputs.read(problem.out.data(), bytes);
     for (std::size_t r = 0; r < expected.size(); ++r) {
-      for (std::uint32_t c = 0; c < g.layer[layer].head_dim; ++c) {
-        ASSERT_NEAR(out[r * g.layer[layer].head_dim + c], expected[r].out[c], device_bound(expected[r], on_host))
-            << layer;
+      const std::uint32_t d = problem.g.layer[layer].head_dim;
+      for (std::uint32_t c = 0; c < d; ++c) {
+        ASSERT_NEAR(problem.out[r * d + c], expected[r].out[c], device_bound(expected[r], on_host)) << layer;
       }
     }
   }

@@ -8,8 +8,6 @@
 namespace kvq {
 namespace {
 
-const std::vector<Format> kAllFormats(std::begin(kFormats), std::end(kFormats));
-
 void check_both(Problem& problem, const std::string& what) {
   const std::vector<oracle::Row> expected = oracle::attend(problem.call());
   DeviceProblem device(problem);
@@ -25,16 +23,7 @@ TEST(DeviceAttend, EveryHeadSizeAndFormatMatchesTheOracle) {
   for (const std::uint32_t d : kHeadDims) {
     for (const Format f : kFormats) {
       for (const Dtype dtype : {Dtype::fp16, Dtype::bf16}) {
-        Shape shape;
-        shape.d = d;
-        shape.kv_heads = 2;
-        shape.group = 3;
-        shape.dtype = dtype;
-        shape.q_type = dtype == Dtype::fp16 ? Real::fp16 : Real::bf16;
-        shape.lengths = {192, 130};
-        shape.queries = {1, 2};
-        shape.formats = {f};
-        Problem problem(shape, random);
+        Problem problem(shape_of_heads(d, f, dtype), random);
         check_both(problem, "d " + std::to_string(d) + " format " + std::to_string(index_of(f)) + " dtype " +
                                 std::to_string(int(dtype)));
       }
@@ -45,16 +34,7 @@ TEST(DeviceAttend, EveryHeadSizeAndFormatMatchesTheOracle) {
 TEST(DeviceAttend, EveryGroupSizeMatchesTheOracle) {
   std::mt19937_64 random(test_seed() + 1);
   for (std::uint32_t group = 1; group <= kMaxGroup; ++group) {
-    Shape shape;
-    shape.d = group % 2 != 0 ? 64 : 128;
-    shape.group = group;
-    shape.dtype = group % 3 != 0 ? Dtype::bf16 : Dtype::fp16;
-    shape.q_type = Real::bf16;
-    shape.out_type = Real::bf16;
-    shape.lengths = {200};
-    shape.queries = {3};
-    shape.formats = kAllFormats;
-    Problem problem(shape, random);
+    Problem problem(shape_of_group(group), random);
     const std::vector<oracle::Row> expected = oracle::attend(problem.call());
     DeviceProblem device(problem);
     device.check(expected, "group, wide");
@@ -67,17 +47,7 @@ TEST(DeviceAttend, LengthsAroundPagesMixWithManyQueryTokensInOneCall) {
   std::mt19937_64 random(test_seed() + 2);
   for (const Real out : {Real::fp16, Real::bf16, Real::fp32}) {
     for (const std::uint32_t d : {80u, 128u}) {
-      Shape shape;
-      shape.d = d;
-      shape.kv_heads = 2;
-      shape.group = 5;
-      shape.q_type = Real::fp32;
-      shape.out_type = out;
-      shape.lengths = {0, 1, 63, 64, 65, 1003, 130, 7, 0};
-      shape.queries = {0, 1, 1, 2, 7, 1, 130, 0, 2};  // the last: padding rows that see nothing
-      shape.formats = kAllFormats;
-      shape.null_pages = true;
-      Problem problem(shape, random);
+      Problem problem(shape_around_pages(d, out), random);
       check_both(problem, "lengths around pages");
       problem.call().window = std::numeric_limits<std::int32_t>::max();
       check_both(problem, "a window without end");

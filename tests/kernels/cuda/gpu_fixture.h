@@ -166,7 +166,7 @@ class DeviceProblem {
   double output(std::size_t row, std::uint32_t c) const {
     const AttentionCall& call = problem_.call();
     const std::size_t token = row / call.query_heads, head = row % call.query_heads;
-    return element(token * call.out_token_stride + head * call.out_head_stride + c);
+    return real_at(out.data(), call.out_type, token * call.out_token_stride + head * call.out_head_stride + c);
   }
 
   // Compares the rows with `expected`; `only` limits it to one sequence. Returns the largest share of its bound that
@@ -174,28 +174,16 @@ class DeviceProblem {
   double compare(const std::vector<oracle::Row>& expected, const std::string& what, int only = -1) {
     const AttentionCall& call = problem_.call();
     const std::uint32_t d = call.model.geometry->layer[call.layer].head_dim;
-    const double unit = call.out_type == Real::fp16 ? 0x1p-11 : call.out_type == Real::bf16 ? 0x1p-8 : 0x1p-23;
     double worst = 0;
     for (std::size_t r = 0; r < expected.size(); ++r) {
       const std::size_t token = r / call.query_heads + call.query_starts[0];
       if (only >= 0 && !(call.query_starts[only] <= int(token) && int(token) < call.query_starts[only + 1])) continue;
       const oracle::Row& row = expected[r];
-      const double bound = device_bound(row, call), logit_error = device_logit_error(row, call);
-      for (std::uint32_t c = 0; c < d; ++c) {
-        const double got = output(r, c), error = std::fabs(got - row.out[c]) - unit * std::fabs(row.out[c]);
-        worst = std::max(worst, error / bound);
-        if (!(error <= bound)) {
-          ADD_FAILURE() << what << " row " << r << " channel " << c << ": " << got << " for " << row.out[c]
-                        << ", bound " << bound;
-          return worst;
-        }
-      }
-      const double lse_bound = logit_error + 0x1p-10 + 0x1p-20 * std::fabs(row.lse);
-      const bool empty = std::isinf(row.lse) && row.lse < 0;
-      if (empty ? lse[r] != row.lse : !(std::fabs(lse[r] - row.lse) <= lse_bound)) {
-        ADD_FAILURE() << what << " row " << r << ": lse " << lse[r] << " for " << row.lse;
+      const Bounds bounds{device_bound(row, call),
+                          device_logit_error(row, call) + 0x1p-10 + 0x1p-20 * std::fabs(row.lse)};
+      if (!check_row(
+              what, r, row, call.out_type, bounds, [&](std::uint32_t c) { return output(r, c); }, lse[r], worst))
         return worst;
-      }
     }
     EXPECT_TRUE(gaps_live(d)) << what;
     return worst;
@@ -223,13 +211,6 @@ class DeviceProblem {
   static std::size_t query_bytes(const AttentionCall& call) {
     return std::size_t(call.query_starts[call.batch]) * call.q_token_stride * element_bytes(call.q_type);
   }
-  double element(std::size_t at) const {
-    const AttentionCall& call = problem_.call();
-    if (call.out_type == Real::fp32) return reinterpret_cast<const float*>(out.data())[at];
-    const auto bits = reinterpret_cast<const std::uint16_t*>(out.data())[at];
-    return oracle::decode_element(bits, call.out_type == Real::fp16 ? Dtype::fp16 : Dtype::bf16);
-  }
-
   Problem& problem_;
 
  public:
