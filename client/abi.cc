@@ -227,10 +227,6 @@ kvq_status kvq_get_fault(kvq_model* model, kvq_fault* fault) {
   });
 }
 
-kvq_status kvq_reattach(kvq_model* model) {
-  return call("kvq_reattach", model, [](kvq_model& m) { return m.model->reattach(); });
-}
-
 kvq_status kvq_set_aliases(kvq_model* model, const kvq_alias* aliases, size_t count) {
   return call("kvq_set_aliases", model, [&](kvq_model& m) {
     if (count != 0 && aliases == nullptr) return missing("kvq_set_aliases", "aliases");

@@ -27,11 +27,6 @@ kvq_status Aliases::set(const kvq_alias* aliases, std::size_t count, std::uint32
   return KVQ_OK;
 }
 
-std::vector<std::int32_t> Aliases::pages() const {
-  const std::shared_lock lock(mutex_);
-  return pages_;
-}
-
 void Aliases::translate_slots(const std::int64_t* in, std::size_t count, std::int64_t* out) const {
   const std::shared_lock lock(mutex_);
   for (std::size_t i = 0; i < count; ++i) {

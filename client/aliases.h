@@ -18,9 +18,6 @@ class Aliases {
  public:
   kvq_status set(const kvq_alias* aliases, std::size_t count, std::uint32_t page_capacity);
 
-  // The whole table: the page of each alias so far.
-  std::vector<std::int32_t> pages() const;
-
   // slots of aliases -> slots of pages. Negative slots stay as they are.
   void translate_slots(const std::int64_t* in, std::size_t count, std::int64_t* out) const;
   // One row of a block table.

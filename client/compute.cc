@@ -149,18 +149,6 @@ kvq_status Model::set_aliases(const kvq_alias* aliases, std::size_t count, bool 
   return now ? side_->show_aliases_now(aliases, count) : side_->show_aliases(aliases, count, stream);
 }
 
-kvq_status Model::reattach() {
-  if (auto s = check_data("kvq_reattach"); s != KVQ_OK) return s;
-  if (side_->ask_context() == KVQ_OK) return KVQ_OK;
-  if (steps_.open() != 0) {
-    return fail(KVQ_ERR_INVALID_ARGUMENT, "kvq_reattach: %u steps are open; end them first, they run no more",
-                steps_.open());
-  }
-  steps_.end_lost();
-  if (auto s = grant_.memory->renew(); s != KVQ_OK) return s;
-  return side_->reattach(aliases_);
-}
-
 // The step has ended on the device, not only been given to end_step.
 kvq_status Model::wait_until_over(std::uint64_t step) {
   if (step == 0 || steps_.is_over(step) || !on_gpu()) return KVQ_OK;

@@ -1,5 +1,5 @@
-// Invariant: a call first asks whether the context is of now, then launches; whatever the driver answers is judged in
-// one place (CudaSide::failed), so that a broken context is CONTEXT_LOST wherever it shows first.
+// Invariant: a call first asks whether the context is known to be lost, then launches; whatever the driver answers is
+// judged in one place (CudaSide::failed), so that a broken context is CONTEXT_LOST wherever it shows first.
 #include "client/cuda_model.h"
 
 #include <cuda_runtime_api.h>
@@ -32,30 +32,21 @@ std::string in_layer(const char* call, std::uint32_t layer) {
 CudaModelSide::CudaModelSide(CudaSide& device, Segment& segment) : device_(device), segment_(segment) {}
 
 CudaModelSide::~CudaModelSide() {
-  if (is_of_now() && device_.check_same("closing") == KVQ_OK) {
-    const ContextScope scope(device_);
-    const UncapturedScope uncaptured;
+  const bool same = device_.check_same("closing") == KVQ_OK;
+  const ContextScope scope(device_);
+  const UncapturedScope uncaptured;
+  if (same) {
     if (stream_ != nullptr) device_.driver().stream_synchronize(stream_);
     transcoder_.reset();
     if (void* table = alias_table_.load(); table != nullptr) cudaFree(table);
     if (void* workspace = workspace_.load(); workspace != nullptr) cudaFree(workspace);
     if (stream_ != nullptr) device_.driver().stream_destroy(stream_);
   }
-  forget();
-  if (fault_.at != nullptr) ::munmap(fault_.at, kRegisteredBytes);
-}
-
-// Leaves what belongs to the context to it, and takes the registrations back, which a lost one may refuse.
-void CudaModelSide::forget() {
-  const ContextScope scope(device_);
-  for (Registered* memory : {&steps_, &fault_}) {
-    if (memory->device != 0) device_.driver().mem_host_unregister(memory->at);
-    memory->device = 0;
-  }
   static_cast<void>(transcoder_.release());  // null, or of a context that is gone
-  alias_table_.store(nullptr);
-  workspace_.store(nullptr);
-  stream_ = nullptr;
+  for (const Registered* memory : {&steps_, &fault_}) {
+    if (memory->device != 0) device_.driver().mem_host_unregister(memory->at);  // which a lost context may refuse
+  }
+  if (fault_.at != nullptr) ::munmap(fault_.at, kRegisteredBytes);
 }
 
 kvq_status CudaModelSide::register_memory(const char* what, void* at, Registered& out) {
@@ -72,21 +63,17 @@ kvq_status CudaModelSide::register_memory(const char* what, void* at, Registered
 }
 
 kvq_status CudaModelSide::attach() {
-  if (fault_.at == nullptr) {
-    void* page = ::mmap(nullptr, kRegisteredBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (page == MAP_FAILED) return fail(KVQ_ERR_SYSTEM, "mapping the fault word: %s", std::strerror(errno));
-    ::madvise(page, kRegisteredBytes, MADV_DONTFORK);
-    fault_.at = page;
-  }
+  void* page = ::mmap(nullptr, kRegisteredBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return fail(KVQ_ERR_SYSTEM, "mapping the fault word: %s", std::strerror(errno));
+  ::madvise(page, kRegisteredBytes, MADV_DONTFORK);
+  fault_.at = page;
   const ContextScope scope(device_);
   const UncapturedScope uncaptured;
   if (auto s = start("kvq_register_model", scope); s != KVQ_OK) return s;
   if (auto s = register_memory("registering the step slots", segment_.step, steps_); s != KVQ_OK) return s;
   if (auto s = register_memory("registering the fault word", fault_.at, fault_); s != KVQ_OK) return s;
   const CUresult code = device_.driver().stream_create_with_priority(&stream_, CU_STREAM_NON_BLOCKING, 0);
-  if (code != CUDA_SUCCESS) return device_.failed("making a stream", error_of(code, "cuStreamCreate"));
-  generation_ = device_.generation();
-  return KVQ_OK;
+  return code == CUDA_SUCCESS ? KVQ_OK : device_.failed("making a stream", error_of(code, "cuStreamCreate"));
 }
 
 kvq_status CudaModelSide::start(const char* call, const ContextScope& scope) {
@@ -94,10 +81,12 @@ kvq_status CudaModelSide::start(const char* call, const ContextScope& scope) {
   return device_.failed(call, error_of(scope.code(), "cuCtxPushCurrent"));
 }
 
-kvq_status CudaModelSide::check_context() const { return is_of_now() ? KVQ_OK : device_.say_lost("this model"); }
+kvq_status CudaModelSide::check_context() {
+  const UncapturedScope uncaptured;
+  return device_.check_same("this model");
+}
 
 kvq_status CudaModelSide::ask_context() {
-  if (auto s = check_context(); s != KVQ_OK) return s;
   const UncapturedScope uncaptured;
   if (auto s = device_.check_same("this model"); s != KVQ_OK) return s;  // else stream_ is no pointer any more
   const ContextScope scope(device_);
@@ -121,7 +110,7 @@ kvq_status CudaModelSide::refuse_capture(const char* call, cuda::Stream stream) 
 }
 
 kvq_status CudaModelSide::end_step(StepSlot& slot, std::uint64_t serial, void* stream) {
-  if (auto s = check_context(); s != KVQ_OK) return s;
+  if (auto s = check_known(); s != KVQ_OK) return s;
   const auto on = static_cast<cuda::Stream>(stream);
   const ContextScope scope(device_);
   if (auto s = start("kvq_step_end", scope); s != KVQ_OK) return s;
@@ -133,7 +122,7 @@ kvq_status CudaModelSide::end_step(StepSlot& slot, std::uint64_t serial, void* s
 }
 
 kvq_status CudaModelSide::append(AppendCall call, const kvq_append_args& args, const Aliases&) {
-  if (auto s = check_context(); s != KVQ_OK) return s;
+  if (auto s = check_known(); s != KVQ_OK) return s;
   const ContextScope scope(device_);
   if (auto s = start("kvq_append", scope); s != KVQ_OK) return s;
   cuda::Launch launch{.stream = static_cast<cuda::Stream>(args.stream),
@@ -148,7 +137,7 @@ kvq_status CudaModelSide::append(AppendCall call, const kvq_append_args& args, c
 }
 
 kvq_status CudaModelSide::attend(AttentionCall call, const kvq_attend_args& args, const Aliases&) {
-  if (auto s = check_context(); s != KVQ_OK) return s;
+  if (auto s = check_known(); s != KVQ_OK) return s;
   const ContextScope scope(device_);
   if (auto s = start("kvq_attend", scope); s != KVQ_OK) return s;
   cuda::Launch launch{.stream = static_cast<cuda::Stream>(args.stream),
@@ -172,7 +161,7 @@ kvq_status CudaModelSide::attend(AttentionCall call, const kvq_attend_args& args
 
 kvq_status CudaModelSide::merge(float* out_a, float* lse_a, const float* out_b, const float* lse_b, std::uint64_t rows,
                                 std::uint32_t head_dim, void* stream) {
-  if (auto s = check_context(); s != KVQ_OK) return s;
+  if (auto s = check_known(); s != KVQ_OK) return s;
   const ContextScope scope(device_);
   if (auto s = start("kvq_merge_states_on", scope); s != KVQ_OK) return s;
   const auto done = cuda::merge_states(out_a, lse_a, out_b, lse_b, rows, head_dim, static_cast<cuda::Stream>(stream));
@@ -180,7 +169,7 @@ kvq_status CudaModelSide::merge(float* out_a, float* lse_a, const float* out_b, 
 }
 
 kvq_status CudaModelSide::copy_page(const ModelView& model, const PageCopy& copy) {
-  if (auto s = check_context(); s != KVQ_OK) return s;
+  if (auto s = check_known(); s != KVQ_OK) return s;
   const std::lock_guard lock(mutex_);
   const ContextScope scope(device_);
   const UncapturedScope uncaptured;
@@ -235,7 +224,7 @@ kvq_status CudaModelSide::make_workspace(std::size_t bytes) {
 }
 
 kvq_status CudaModelSide::show_aliases(const kvq_alias* aliases, std::size_t count, void* stream) {
-  if (auto s = check_context(); s != KVQ_OK) return s;
+  if (auto s = check_known(); s != KVQ_OK) return s;
   const auto on = static_cast<cuda::Stream>(stream);
   const ContextScope scope(device_);
   if (auto s = start("kvq_set_aliases", scope); s != KVQ_OK) return s;
@@ -267,7 +256,7 @@ kvq_status CudaModelSide::show_aliases_now(const kvq_alias* aliases, std::size_t
 }
 
 kvq_status CudaModelSide::workspace_bytes(const ModelView& model, std::uint32_t query_heads, std::size_t& bytes) {
-  if (auto s = check_context(); s != KVQ_OK) return s;
+  if (auto s = check_known(); s != KVQ_OK) return s;
   const ContextScope scope(device_);
   const auto wanted = cuda::workspace_bytes(model, query_heads);
   if (!wanted) return device_.failed("kvq_attend_workspace_bytes", wanted.error());
@@ -283,24 +272,6 @@ void CudaModelSide::take_fault(kvq_fault& out) {
   out.layer = (word >> 48) & 0xff;
   out.index = (word >> 32) & 0xffff;
   out.page = static_cast<std::int32_t>(word & 0xffff'ffff);
-}
-
-kvq_status CudaModelSide::reattach(const Aliases& aliases) {
-  if (is_of_now()) return KVQ_OK;
-  const bool had_aliases = alias_table_.load() != nullptr;
-  forget();
-  kvq_fault ignored{};
-  take_fault(ignored);
-  if (auto s = attach(); s != KVQ_OK) return s;
-  if (!had_aliases) return KVQ_OK;
-  const ContextScope scope(device_);
-  if (auto s = make_alias_table(); s != KVQ_OK) return s;
-  const std::vector<std::int32_t> pages = aliases.pages();
-  const cuda::Driver& driver = device_.driver();
-  const auto table = reinterpret_cast<CUdeviceptr>(alias_table_.load());
-  CUresult code = driver.memcpy_htod_async(table, pages.data(), pages.size() * sizeof(std::int32_t), stream_);
-  if (code == CUDA_SUCCESS) code = driver.stream_synchronize(stream_);
-  return code == CUDA_SUCCESS ? KVQ_OK : device_.failed("kvq_reattach", error_of(code, "cuMemcpyHtoDAsync"));
 }
 
 kvq_status CudaSide::make_model_side(Segment& segment, std::unique_ptr<ModelSide>& out) {

@@ -2,7 +2,7 @@
 //
 // Invariant: append, attend, merge and end_step put work on the caller's stream and return; they touch no state that
 // another thread changes but the workspace, which is for one stream at a time. Everything else that is made here is
-// made at registration or on first use, under the mutex, and belongs to one generation of the context.
+// made at registration or on first use, under the mutex; a lost context keeps what of it is the context's.
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@ class CudaModelSide final : public ModelSide {
  public:
   CudaModelSide(CudaSide& device, Segment& segment);
   ~CudaModelSide() override;
-  kvq_status attach();  // to the context of now; before any other call
+  kvq_status attach();  // once, before any other call
 
   kvq_status end_step(StepSlot& slot, std::uint64_t serial, void* stream) override;
   kvq_status append(AppendCall call, const kvq_append_args& args, const Aliases& aliases) override;
@@ -29,9 +29,8 @@ class CudaModelSide final : public ModelSide {
   kvq_status show_aliases_now(const kvq_alias* aliases, std::size_t count) override;
   kvq_status workspace_bytes(const ModelView& model, std::uint32_t query_heads, std::size_t& bytes) override;
   void take_fault(kvq_fault& out) override;
-  kvq_status check_context() const override;
+  kvq_status check_context() override;
   kvq_status ask_context() override;
-  kvq_status reattach(const Aliases& aliases) override;
 
  private:
   // Memory of the CPU that the GPU can write: pages of `at`, by their GPU address.
@@ -44,12 +43,11 @@ class CudaModelSide final : public ModelSide {
   kvq_status make_alias_table();
   kvq_status make_workspace(std::size_t bytes);
   kvq_status start(const char* call, const ContextScope& scope);
-  void forget();
-  bool is_of_now() const { return !device_.lost() && generation_ == device_.generation(); }
+  // As far as known, without a question to the driver.
+  kvq_status check_known() const { return device_.lost() ? device_.say_lost("this model") : KVQ_OK; }
 
   CudaSide& device_;
   Segment& segment_;
-  std::uint64_t generation_ = 0;  // of the context that the rest belongs to
   Registered steps_, fault_;
   cuda::Stream stream_ = nullptr;  // for what has no stream of the caller's
   std::mutex mutex_;

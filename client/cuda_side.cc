@@ -3,7 +3,6 @@
 #include "client/cuda_side.h"
 
 #include <cuda_runtime_api.h>
-#include <fcntl.h>
 
 #include <cstdlib>
 #include <utility>
@@ -42,6 +41,10 @@ kvq_status say(const char* what, const Error& error) {
 ContextScope::ContextScope(const CudaSide& side) : driver_(side.driver()) {
   CUcontext now = nullptr;
   const CUcontext wanted = side.context();
+  if (wanted == nullptr) {  // a reset has taken it
+    code_ = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return;
+  }
   if (driver_.ctx_get_current(&now) == CUDA_SUCCESS && now == wanted) return;
   code_ = driver_.ctx_push_current(wanted);
   pushed_ = code_ == CUDA_SUCCESS;
@@ -68,16 +71,18 @@ CudaSide::CudaSide(std::uint64_t arena_bytes, std::uint64_t slab_bytes, std::str
 
 CudaSide::~CudaSide() {
   if (context() == nullptr) return;
-  const bool same = check_same("closing") == KVQ_OK || context() != nullptr;
+  static_cast<void>(check_same("closing"));
   const ContextScope scope(*this);
   const UncapturedScope uncaptured;
-  unmap_all();
-  if (same) driver_->primary_ctx_release(device_);
+  slabs_.clear();
+  mirror_ = {};
+  range_ = {};
+  mirror_range_ = {};
+  if (context() != nullptr) driver_->primary_ctx_release(device_);
 }
 
 kvq_status CudaSide::open() {
-  if (lost()) return say_lost("kvq_register_model");
-  if (context() != nullptr) return KVQ_OK;
+  if (lost() || context() != nullptr) return check_same("kvq_register_model");
   if (auto s = check_fork(); s != KVQ_OK) return s;
   const auto driver = cuda::driver();
   if (!driver) {
@@ -116,9 +121,7 @@ kvq_status CudaSide::retain() {
   CUresult code = driver_->ctx_synchronize();
   if (code == CUDA_SUCCESS) code = driver_->ctx_get_id(context, &context_id_);
   if (code != CUDA_SUCCESS) {
-    return give_up(fail(KVQ_ERR_CONTEXT_LOST,
-                        "the context on GPU %s is broken (%s): reset it first (cudaDeviceReset), or start the process "
-                        "anew",
+    return give_up(fail(KVQ_ERR_CONTEXT_LOST, "the context on GPU %s is broken (%s): start the process anew",
                         uuid_.c_str(), cuda::driver_text(code)));
   }
   if (const auto fits = cuda::check_device(); !fits) {
@@ -128,37 +131,30 @@ kvq_status CudaSide::retain() {
   if (!range) return give_up(say("reserving GPU addresses for the arena", range.error()));
   range_ = std::move(*range);
   arena_.store(reinterpret_cast<std::byte*>(range_.base()), std::memory_order_release);
-  generation_.fetch_add(1, std::memory_order_acq_rel);
   return KVQ_OK;
 }
 
 kvq_status CudaSide::import(const char* what, const cuda::AddressRange& range, std::uint64_t offset,
-                            std::uint64_t bytes, Import& memory) {
-  const auto physical = cuda::Physical::import(memory.fd.get());
+                            std::uint64_t bytes, int fd, cuda::Access access, cuda::Mapping& out) {
+  const auto physical = cuda::Physical::import(fd);
   if (!physical) return failed(what, physical.error());
-  auto mapping =
-      range.map(offset, bytes, *physical, memory.writable ? cuda::Access::read_write : cuda::Access::read_only);
+  auto mapping = range.map(offset, bytes, *physical, access);
   if (!mapping) return failed(what, mapping.error());
-  memory.mapping = std::move(*mapping);
+  out = std::move(*mapping);
   return KVQ_OK;
 }
 
+// With a lost context the slab has no mapping, and the session goes on: whatever would touch the slab is refused.
 kvq_status CudaSide::map(std::uint32_t slab, int fd, bool writable) {
   unmap(slab);
-  Import memory;
-  memory.fd = Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
-  memory.writable = writable;
-  if (memory.fd.get() < 0) {
-    return fail(KVQ_ERR_SYSTEM, "no descriptor is left for slab %u; raise the limit (ulimit -n)", slab);
-  }
-  if (!lost()) {
-    const ContextScope scope(*this);
-    const UncapturedScope uncaptured;
-    const auto imported = import("mapping a slab of GPU memory", range_, slab * slab_bytes_, slab_bytes_, memory);
-    if (imported != KVQ_OK && imported != KVQ_ERR_CONTEXT_LOST) return imported;
-  }
-  slabs_[slab] = std::move(memory);
-  return KVQ_OK;
+  if (lost()) return KVQ_OK;
+  const ContextScope scope(*this);
+  const UncapturedScope uncaptured;
+  cuda::Mapping mapping;
+  const auto imported = import("mapping a slab of GPU memory", range_, slab * slab_bytes_, slab_bytes_, fd,
+                               writable ? cuda::Access::read_write : cuda::Access::read_only, mapping);
+  if (imported == KVQ_OK) slabs_[slab] = std::move(mapping);
+  return imported == KVQ_ERR_CONTEXT_LOST ? KVQ_OK : imported;
 }
 
 void CudaSide::unmap(std::uint32_t slab) {
@@ -170,27 +166,18 @@ void CudaSide::unmap(std::uint32_t slab) {
 }
 
 kvq_status CudaSide::map_mirror(int fd, std::uint64_t bytes) {
-  if (mirror_.fd.get() >= 0) return KVQ_OK;
-  mirror_.fd = Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
-  if (mirror_.fd.get() < 0)
-    return fail(KVQ_ERR_SYSTEM, "no descriptor is left for the directory's mirror; raise the limit (ulimit -n)");
-  mirror_bytes_ = bytes;
-  if (lost()) return KVQ_OK;
-  const kvq_status imported = import_mirror();
-  if (imported != KVQ_OK) mirror_ = {};
-  return imported;
-}
-
-kvq_status CudaSide::import_mirror() {
+  if (mirror() != nullptr || lost()) return KVQ_OK;
   const ContextScope scope(*this);
   const UncapturedScope uncaptured;
   const auto unit = cuda::vmm_granularity(device_);
   if (!unit) return failed("mapping the directory's mirror", unit.error());
-  const std::uint64_t bytes = (mirror_bytes_ + *unit - 1) / *unit * *unit;  // as it was allocated
+  bytes = (bytes + *unit - 1) / *unit * *unit;  // as it was allocated
   auto range = cuda::AddressRange::reserve(device_, bytes);
   if (!range) return failed("reserving GPU addresses for the directory's mirror", range.error());
   mirror_range_ = std::move(*range);
-  if (auto s = import("mapping the directory's mirror", mirror_range_, 0, bytes, mirror_); s != KVQ_OK) return s;
+  if (auto s = import("mapping the directory's mirror", mirror_range_, 0, bytes, fd, cuda::Access::read_only, mirror_);
+      s != KVQ_OK)
+    return s;
   mirror_entries_.store(reinterpret_cast<const DirectoryEntry*>(mirror_range_.base()), std::memory_order_release);
   return KVQ_OK;
 }
@@ -202,16 +189,15 @@ kvq_status CudaSide::failed(const char* call, const Error& error) {
   }
   int none = 0;
   const int native = error.native != 0 ? error.native : CUDA_ERROR_UNKNOWN;
-  if (lost_native_.compare_exchange_strong(none, native)) last_loss_.store(native);
+  lost_native_.compare_exchange_strong(none, native);
   return say_lost(call);
 }
 
 kvq_status CudaSide::say_lost(const char* call) const {
-  return fail(
-      KVQ_ERR_CONTEXT_LOST,
-      "%s: the context on GPU %s is lost (%s); reset it (cudaDeviceReset), then call kvq_reattach, or start the "
-      "process anew",
-      call, uuid_.c_str(), cuda::driver_text(last_loss_.load()));
+  return fail(KVQ_ERR_CONTEXT_LOST,
+              "%s: the context on GPU %s is lost (%s); start the process anew and open its sequences again: their "
+              "sealed pages are attached under their keys",
+              call, uuid_.c_str(), cuda::driver_text(lost_native_.load()));
 }
 
 kvq_status CudaSide::check_same(const char* call) {
@@ -225,35 +211,6 @@ kvq_status CudaSide::check_same(const char* call) {
   if (code == CUDA_SUCCESS && id == context_id_) return KVQ_OK;
   context_.store(nullptr, std::memory_order_release);  // the reset has given it back for us
   return failed(call, {Errc::context_lost, CUDA_ERROR_CONTEXT_IS_DESTROYED, "cuCtxGetId"});
-}
-
-void CudaSide::unmap_all() {
-  arena_.store(nullptr, std::memory_order_release);
-  mirror_entries_.store(nullptr, std::memory_order_release);
-  for (auto& [slab, memory] : slabs_) memory.mapping = {};
-  mirror_.mapping = {};
-  range_ = {};
-  mirror_range_ = {};
-}
-
-kvq_status CudaSide::renew() {
-  if (!lost()) return KVQ_OK;
-  unmap_all();
-  if (context() != nullptr) {
-    driver_->primary_ctx_release(device_);
-    context_.store(nullptr, std::memory_order_release);
-  }
-  if (auto s = retain(); s != KVQ_OK) return s;
-  for (auto& [slab, memory] : slabs_) {
-    const ContextScope scope(*this);
-    if (auto s = import("mapping a slab of GPU memory", range_, slab * slab_bytes_, slab_bytes_, memory); s != KVQ_OK)
-      return s;
-  }
-  if (mirror_.fd.get() >= 0) {
-    if (auto s = import_mirror(); s != KVQ_OK) return s;
-  }
-  lost_native_.store(0, std::memory_order_release);  // last: until here everything was refused
-  return KVQ_OK;
 }
 
 std::unique_ptr<DeviceSide> make_cuda_side(std::uint64_t arena_bytes, std::uint64_t slab_bytes,

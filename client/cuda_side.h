@@ -1,8 +1,8 @@
 // The CUDA device as this process has it: slabs and the directory's mirror imported into one range of GPU addresses.
 //
 // Invariant: the GPU's primary context is current in every driver call made here, on whatever thread (ContextScope),
-// and the thread that had another gets it back. After lose() nothing is asked of the context until renew() has worked,
-// which counts one generation more; memory of an earlier generation is left to the driver.
+// and the thread that had another gets it back. A context that was lost, by a fault or by somebody's cudaDeviceReset,
+// stays lost for this side: nothing more is mapped, and what is left of its memory is given back when the side ends.
 #pragma once
 
 #include <cuda.h>
@@ -11,7 +11,6 @@
 #include <map>
 #include <string>
 
-#include "client/connection.h"
 #include "client/device.h"
 #include "kernels/cuda/vmm.h"
 
@@ -28,13 +27,11 @@ class CudaSide final : public DeviceSide {
   kvq_status map_mirror(int fd, std::uint64_t bytes) override;
   std::byte* arena() const override { return arena_.load(std::memory_order_acquire); }
   const DirectoryEntry* mirror() const override { return mirror_entries_.load(std::memory_order_acquire); }
-  kvq_status renew() override;
   kvq_status make_model_side(Segment& segment, std::unique_ptr<ModelSide>& out) override;
 
   // Any thread, once open.
   const cuda::Driver& driver() const { return *driver_; }
   CUcontext context() const { return context_.load(std::memory_order_acquire); }
-  std::uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
   bool lost() const { return lost_native_.load(std::memory_order_acquire) != 0; }
   // The call failed with `native`: CONTEXT_LOST once the context is broken, else SYSTEM or NO_MEMORY.
   kvq_status failed(const char* call, const Error& error);
@@ -45,16 +42,9 @@ class CudaSide final : public DeviceSide {
   kvq_status say_lost(const char* call) const;
 
  private:
-  struct Import {
-    Fd fd{-1};  // kept, since only descriptors outlive a context
-    bool writable = false;
-    cuda::Mapping mapping;  // nothing while the context is lost
-  };
   kvq_status retain();
   kvq_status import(const char* what, const cuda::AddressRange& range, std::uint64_t offset, std::uint64_t bytes,
-                    Import& memory);
-  kvq_status import_mirror();
-  void unmap_all();
+                    int fd, cuda::Access access, cuda::Mapping& out);
 
   const std::uint64_t arena_bytes_, slab_bytes_;
   const std::string uuid_;
@@ -62,13 +52,10 @@ class CudaSide final : public DeviceSide {
   CUdevice device_ = 0;
   std::atomic<CUcontext> context_{nullptr};
   unsigned long long context_id_ = 0;  // no other context of the process ever has it
-  std::atomic<std::uint64_t> generation_{0};
-  std::atomic<int> lost_native_{0};  // driver's code; 0: not lost
-  std::atomic<int> last_loss_{0};    // the same, also once it is over
+  std::atomic<int> lost_native_{0};    // driver's code; 0: not lost
   cuda::AddressRange range_, mirror_range_;
-  std::map<std::uint32_t, Import> slabs_;
-  Import mirror_;
-  std::uint64_t mirror_bytes_ = 0;
+  std::map<std::uint32_t, cuda::Mapping> slabs_;
+  cuda::Mapping mirror_;
   std::atomic<std::byte*> arena_{nullptr};
   std::atomic<const DirectoryEntry*> mirror_entries_{nullptr};
 };

@@ -3,7 +3,7 @@
 //
 // Invariant: everything above (sessions, sequences, rings, the wire) is the same for all devices and calls these two
 // interfaces only. A DeviceSide lives as long as its TenantMemory and outlives the ModelSides that it made. On a device
-// whose context is lost every call returns CONTEXT_LOST until renew() has worked, and nothing runs there any more.
+// whose context is lost every call returns CONTEXT_LOST, for good, and nothing runs there any more.
 #pragma once
 
 #include <cstddef>
@@ -59,11 +59,10 @@ class ModelSide : public StepEnder {
   virtual kvq_status show_aliases_now(const kvq_alias* aliases, std::size_t count) = 0;
   virtual kvq_status workspace_bytes(const ModelView& model, std::uint32_t query_heads, std::size_t& bytes) = 0;
   virtual void take_fault(kvq_fault& out) = 0;
-  // OK, or CONTEXT_LOST: as far as known, or after asking the driver.
-  virtual kvq_status check_context() const = 0;
+  // OK, or CONTEXT_LOST: the context is known to be broken, or is another than at registration ...
+  virtual kvq_status check_context() = 0;
+  // ... or the driver says that it is broken.
   virtual kvq_status ask_context() = 0;
-  // After DeviceSide::renew: once for each loss.
-  virtual kvq_status reattach(const Aliases& aliases) = 0;
 };
 
 // Calls come one at a time (TenantMemory's mutex), arena() and entries() from any thread.
@@ -81,8 +80,6 @@ class DeviceSide {
   virtual std::byte* arena() const = 0;
   // The entries that kernels read, on a device whose memory is not the host's; null: the directory itself.
   virtual const DirectoryEntry* mirror() const = 0;
-  // Finds the device again after its context was lost and reset, and maps everything anew.
-  virtual kvq_status renew() = 0;
   virtual kvq_status make_model_side(Segment& segment, std::unique_ptr<ModelSide>& out) = 0;  // `segment` outlives it
 };
 

@@ -114,9 +114,8 @@ class HostModelSide final : public ModelSide {
     return KVQ_OK;
   }
   void take_fault(kvq_fault&) override {}
-  kvq_status check_context() const override { return KVQ_OK; }
+  kvq_status check_context() override { return KVQ_OK; }
   kvq_status ask_context() override { return KVQ_OK; }
-  kvq_status reattach(const Aliases&) override { return KVQ_OK; }
 
  private:
   const DeviceSide* const device_;
@@ -159,7 +158,6 @@ class HostSide final : public DeviceSide {
   kvq_status map_mirror(int, std::uint64_t) override { return KVQ_OK; }
   std::byte* arena() const override { return arena_.load(std::memory_order_acquire); }
   const DirectoryEntry* mirror() const override { return nullptr; }
-  kvq_status renew() override { return KVQ_OK; }
   kvq_status make_model_side(Segment&, std::unique_ptr<ModelSide>& out) override {
     out = std::make_unique<HostModelSide>(this);
     return KVQ_OK;

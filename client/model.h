@@ -86,7 +86,6 @@ class Model {
   // `now`: waits for the steps that run; else in the order of `stream`.
   kvq_status set_aliases(const kvq_alias* aliases, std::size_t count, bool now, void* stream);
   void take_fault(kvq_fault& out) { side_->take_fault(out); }
-  kvq_status reattach();
 
   Connection::Session& session() { return *session_; }
   const TenantMemory& memory() const { return *grant_.memory; }

@@ -22,7 +22,6 @@ class NoCudaSide final : public DeviceSide {
   kvq_status map_mirror(int, std::uint64_t) override { return open(); }
   std::byte* arena() const override { return nullptr; }
   const DirectoryEntry* mirror() const override { return nullptr; }
-  kvq_status renew() override { return open(); }
   kvq_status make_model_side(Segment&, std::unique_ptr<ModelSide>&) override { return open(); }
 
  private:

@@ -145,11 +145,6 @@ kvq_status TenantMemory::make_model_side(Segment& segment, std::unique_ptr<Model
   return device_->make_model_side(segment, out);
 }
 
-kvq_status TenantMemory::renew() {
-  const std::lock_guard lock(mutex_);
-  return device_->renew();
-}
-
 std::size_t TenantMemory::mapped_slabs() const {
   const std::lock_guard lock(mutex_);
   return slabs_.size();

@@ -72,8 +72,6 @@ class TenantMemory {
   bool all_over(const std::vector<OpenStep>& steps) const;
 
   kvq_status make_model_side(Segment& segment, std::unique_ptr<ModelSide>& out);
-  // After the device's context was lost and reset: maps everything anew, once for each loss.
-  kvq_status renew();
 
   // After map_tables has succeeded; any thread, no lock.
   const DirectoryHeader& directory() const { return *reinterpret_cast<const DirectoryHeader*>(directory_->data()); }

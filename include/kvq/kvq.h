@@ -21,6 +21,10 @@
  *             session, it is lost: each call on it but step_end, attend and append in open steps, lookup and what reads the
  *             handle returns DAEMON_GONE with a text that says that kvqd started anew: close the model and register again on the
  *             same client.
+ *   Contexts  When a process's GPU context is lost, by a fault of any of its kernels, with another process under MPS, or by
+ *             cudaDeviceReset, every call that needs the GPU returns CONTEXT_LOST from then on, and drivers of today give a
+ *             process whose context has faulted no second one. Start the process anew and open its sequences again: their sealed
+ *             pages are attached under their keys. Closing works all the same.
  *   Fork      A child process must not use its parent's handles: every call on them returns KVQ_ERR_FORKED. It may connect anew.
  *   Memory    One process has one mapping of a daemon's pages per tenant, however many clients and models it opens.
  */
@@ -63,7 +67,7 @@ typedef enum kvq_status {
   KVQ_ERR_FORKED = 12,           /* the handle belongs to the parent process */
   KVQ_ERR_SYSTEM = 13,           /* the operating system refused */
   KVQ_ERR_DRAINING = 14,         /* the daemon admits nothing new */
-  KVQ_ERR_CONTEXT_LOST = 15      /* the GPU context is unusable */
+  KVQ_ERR_CONTEXT_LOST = 15      /* the GPU context is unusable, for good: see Contexts */
 } kvq_status;
 
 typedef enum kvq_dtype { KVQ_FP16 = 0, KVQ_BF16 = 1, KVQ_FP32 = 2 } kvq_dtype; /* fp32: queries and outputs only */
@@ -295,7 +299,7 @@ KVQ_API kvq_status kvq_lost_pages(kvq_model* model, uint64_t since, int32_t* pag
 
 /* One forward pass. Between begin and end nothing that append and attend may touch is reused, moved pages included. At least 4 and
  * at most 64 steps of a session may be in flight. Errors: LIMIT_REACHED; DAEMON_GONE when the session is lost, or kvqd lives but let
- * it go (its connection broke): steps already open may end. While kvqd itself is away, steps go on. */
+ * it go (its connection broke): steps already open may end. While kvqd itself is away, steps go on. CONTEXT_LOST: see Contexts. */
 KVQ_API kvq_status kvq_step_begin(kvq_model* model, uint64_t* step);
 /* stream: NULL on the host device. On a GPU the step ends when all that was launched on `stream` (a cudaStream_t; NULL: the legacy
  * default stream) before this call is over; the call waits for nothing, and the next step may begin at once. Not for a stream that is
@@ -306,7 +310,7 @@ KVQ_API kvq_status kvq_step_end(kvq_model* model, uint64_t step, void* stream);
 /* On a GPU append and attend launch on `stream` and return: they neither wait nor allocate (but for the model's workspace, at its first
  * use), and may be captured into a graph that is launched again with other slots, lengths and tables in the same arrays. All arrays are
  * in the GPU's memory, slots, tables and lengths included. What only the GPU can see (a page that is not there) is said by
- * kvq_get_fault. After CONTEXT_LOST nothing runs any more: see kvq_reattach. */
+ * kvq_get_fault. After CONTEXT_LOST nothing runs any more: see Contexts. */
 
 /* Writes K and V of `tokens` tokens of one layer. Data pointers are in the device's memory. Needs an open step, as kvq_attend does. */
 typedef struct kvq_append_args {
@@ -380,14 +384,6 @@ typedef struct kvq_fault {
 /* The first fault of the model's kernels since the last call; reading clears it. No call into the GPU: what has not run yet is not
  * seen. Always KVQ_OK inside on the host device, where append and attend themselves say it. */
 KVQ_API kvq_status kvq_get_fault(kvq_model* model, kvq_fault* fault);
-
-/* Makes the process's side of the GPU anew: after the application has reset its context (cudaDeviceReset), before any other call on the
- * model but this and closes, and once for each of its models. Session, sequences and pages are as they were; tokens that were
- * committed in steps that had not ended may be wrong (kvqd never shares their pages; truncate to before them), and graphs captured
- * before are void. KVQ_OK and nothing else when nothing was lost. Drivers of today give a process no second context after a kernel's
- * fault: then this returns CONTEXT_LOST, too; start the process anew and open its sequences again, whose sealed pages are attached.
- * Errors: CONTEXT_LOST, INVALID_ARGUMENT (a step is open), SYSTEM. */
-KVQ_API kvq_status kvq_reattach(kvq_model* model);
 
 /* Aliases: an engine's own block numbers for kvq pages. Set between steps. page KVQ_NULL_PAGE clears one. alias < 2^24. On a GPU the
  * table takes 64 MiB of its memory, and a set waits for the model's steps that still run there; kvq_set_aliases_on does not: it takes

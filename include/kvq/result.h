@@ -28,7 +28,7 @@ enum class Errc : int {
   forked = 12,            // the handle belongs to the parent process
   system = 13,            // the operating system refused; errno is in `native`
   draining = 14,          // the daemon admits nothing new
-  context_lost = 15,      // GPU context is unusable; re-attach
+  context_lost = 15,      // GPU context is unusable, for good: start the process anew
 };
 
 struct Error {

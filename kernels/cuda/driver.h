@@ -69,7 +69,6 @@ namespace kvq::cuda {
   X(mem_host_unregister, cuMemHostUnregister)                         \
   X(mem_host_get_device_pointer, cuMemHostGetDevicePointer)           \
   X(memset_d8_async, cuMemsetD8Async)                                 \
-  X(memcpy_htod_async, cuMemcpyHtoDAsync)                             \
   X(memcpy_dtoh_async, cuMemcpyDtoHAsync)                             \
   X(memcpy_dtod_async, cuMemcpyDtoDAsync)                             \
   X(pointer_get_attribute, cuPointerGetAttribute)

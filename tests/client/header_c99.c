@@ -11,6 +11,6 @@ kvq_status kvq_header_c99(kvq_model* model, uint64_t* step) {
   (void)kvq_attend(model, &args);
   kvq_fault fault = {0};
   fault.size = sizeof fault;
-  if (kvq_get_fault(model, &fault) != KVQ_OK || fault.status == KVQ_ERR_CONTEXT_LOST) (void)kvq_reattach(model);
+  if (kvq_get_fault(model, &fault) != KVQ_OK || fault.status == KVQ_ERR_CONTEXT_LOST) return fault.status;
   return kvq_step_end(model, *step, NULL);
 }

@@ -53,7 +53,6 @@ TEST(Device, HostTakesNoStreamNeedsNoWorkspaceAndHasNoFaults) {
   fault.status = KVQ_ERR_LOST_PAGE;
   check(kvq_get_fault(tiny.get(), &fault));
   EXPECT_EQ(fault.status, KVQ_OK);
-  EXPECT_EQ(kvq_reattach(tiny.get()), KVQ_OK);
   std::uint64_t step = 0;
   int stream = 0;
   check(kvq_step_begin(tiny.get(), &step));

@@ -71,6 +71,9 @@ class Draining(KvqError):
 
 
 class ContextLost(KvqError):
+    """The process's GPU context is gone for good, by a fault or a reset: start the process anew and open the sequences
+    again; their sealed pages are attached."""
+
     status = 15
 
 

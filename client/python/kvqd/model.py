@@ -272,10 +272,6 @@ class Model:
         self._library.check(self._library.lib.kvq_get_fault(self.handle, out))
         return Fault(out.status, out.layer, out.index, out.page) if out.status else None
 
-    def reattach(self) -> None:
-        """After ContextLost, once the context was reset: the process's side of the GPU is made anew."""
-        self._library.check(self._library.lib.kvq_reattach(self.handle))
-
     # --- end
 
     def info(self) -> ModelInfo:

@@ -239,7 +239,6 @@ def test_a_gpu_tensor_on_the_host_device_is_refused_by_name(small):
 def test_the_host_has_no_stream_no_workspace_and_no_faults(small):
     assert small.info().device == "host" and small.info().device_uuid == ""
     assert small.workspace_bytes() == 0 and small.fault() is None
-    small.reattach()
     with small.step(stream=12345):  # of no meaning on the host
         pass
 
