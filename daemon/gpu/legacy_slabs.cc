@@ -57,7 +57,7 @@ class LegacySlabs final : public SlabMemory {
     const auto number = static_cast<std::uint32_t>(place - places_.begin());
     const Result<std::uint64_t> serial = new_serial();
     if (!serial) return serial.error();
-    const Result<int> fd = arena_.export_zeroed(number * slab_bytes_, slab_bytes_);
+    const Result<int> fd = arena_.export_zeroed(number * slab_bytes_, slab_bytes_, arena_);
     if (!fd) return fd.error();
     place->spare = *serial;
     return NewMemory{Descriptor(*fd), *serial, number};
@@ -85,7 +85,7 @@ class LegacySlabs final : public SlabMemory {
   Result<NewBlock> make_block(std::uint64_t bytes) override {
     Result<cuda::LegacyMemory> memory = cuda::LegacyMemory::create(bytes);
     if (!memory) return memory.error();
-    const Result<int> fd = memory->export_zeroed(0, bytes);
+    const Result<int> fd = memory->export_zeroed(0, bytes, arena_);
     if (!fd) return fd.error();
     return NewBlock{std::make_unique<LegacyBlock>(std::move(*memory)), Descriptor(*fd)};
   }

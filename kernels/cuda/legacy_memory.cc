@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 
 namespace kvq::cuda {
 namespace {
@@ -22,11 +23,13 @@ struct HandleFile {
   std::uint32_t handle_bytes = sizeof(CUipcMemHandle);
   LegacyPart part;
 };
-static_assert(sizeof(HandleFile) == 16 + sizeof(CUipcMemHandle) + 24);
+static_assert(sizeof(HandleFile) == 16 + 2 * sizeof(CUipcMemHandle) + 24);
 
 Error file_error(const char* what) { return {Errc::system, errno, what}; }
 
 }  // namespace
+
+bool same_handle(const CUipcMemHandle& a, const CUipcMemHandle& b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
 bool is_legacy_file(int fd) { return ::fcntl(fd, F_GET_SEALS) >= 0; }
 
@@ -77,22 +80,22 @@ LegacyMemory::~LegacyMemory() {
   if (base_ != 0) (*driver())->mem_free(base_);
 }
 
-Result<int> LegacyMemory::export_zeroed(std::uint64_t offset, std::uint64_t bytes) const {
+Result<int> LegacyMemory::export_zeroed(std::uint64_t offset, std::uint64_t bytes, const LegacyMemory& arena) const {
   KVQ_ASSERT(offset <= bytes_ && bytes <= bytes_ - offset);
   const Driver& d = **driver();
   // On the default stream, which waits for none of kvq's.
   CUresult code = d.memset_d8_async(base_ + offset, 0, bytes, nullptr);
   if (!code) code = d.stream_synchronize(nullptr);
   if (code) return driver_error(code, "zeroing memory before others see it");
-  return write_legacy_file({handle_, bytes_, offset, bytes});
+  return write_legacy_file({handle_, arena.handle_, bytes_, offset, bytes});
 }
 
-Result<LegacyImport> LegacyImport::open(const LegacyPart& part) {
+Result<LegacyImport> LegacyImport::open(const CUipcMemHandle& handle) {
   const Result<const Driver*> d = driver();
   if (!d) return d.error();
   CUdeviceptr base = 0;
   // The driver knows no other flag; between processes on one GPU it has no effect.
-  const CUresult code = (*d)->ipc_open_mem_handle(&base, part.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+  const CUresult code = (*d)->ipc_open_mem_handle(&base, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
   // These say nothing of this context.
   if (code == CUDA_ERROR_UNKNOWN || code == CUDA_ERROR_INVALID_CONTEXT) {
     return Error{Errc::system, 0, "this GPU memory handle opens nothing: its maker has ended, or is this process"};

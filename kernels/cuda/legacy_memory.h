@@ -18,12 +18,14 @@ namespace kvq::cuda {
 // Of the sizes of allocations: smaller ones may share the driver's block with others, and a handle opens all of it.
 inline constexpr std::uint64_t kLegacyGranularity = 2ull << 20;
 
-// What a handle file says: bytes [offset, offset + bytes) of the allocation that the handle opens.
+// What a handle file says: bytes [offset, offset + bytes) of the allocation that the handle opens. Each also has the
+// handle of the arena, so that an importer of a mirror knows where slabs will be before there is one.
 struct LegacyPart {
-  CUipcMemHandle handle{};
+  CUipcMemHandle handle{}, arena{};
   std::uint64_t allocation_bytes = 0;
   std::uint64_t offset = 0, bytes = 0;
 };
+bool same_handle(const CUipcMemHandle& a, const CUipcMemHandle& b);
 
 // Whether the descriptor is a memory file, as handle files are and descriptors of device memory are not.
 bool is_legacy_file(int fd);
@@ -50,7 +52,7 @@ class LegacyMemory {
   ~LegacyMemory();
 
   // Zeroes the part, waits for that, and gives a handle file of it.
-  Result<int> export_zeroed(std::uint64_t offset, std::uint64_t bytes) const;
+  Result<int> export_zeroed(std::uint64_t offset, std::uint64_t bytes, const LegacyMemory& arena) const;
   CUdeviceptr base() const { return base_; }  // 0: nothing is there
   std::uint64_t bytes() const { return bytes_; }
 
@@ -65,7 +67,7 @@ class LegacyMemory {
 class LegacyImport {
  public:
   // Errors (system): its maker has ended, or is this process.
-  static Result<LegacyImport> open(const LegacyPart& part);
+  static Result<LegacyImport> open(const CUipcMemHandle& handle);
 
   LegacyImport() = default;
   LegacyImport(LegacyImport&& other) noexcept : base_(std::exchange(other.base_, 0)) {}

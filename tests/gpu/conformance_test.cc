@@ -45,7 +45,7 @@ class DeviceBytes {
   void open_legacy(int fd, std::uint64_t bytes) {
     const Result<cuda::LegacyPart> part = cuda::read_legacy_file(fd);
     if (!part || part->bytes != bytes) return;
-    Result<cuda::LegacyImport> allocation = cuda::LegacyImport::open(*part);
+    Result<cuda::LegacyImport> allocation = cuda::LegacyImport::open(part->handle);
     if (!allocation) return;
     allocation_ = std::move(*allocation);
     base_ = allocation_.base() + part->offset;

@@ -77,7 +77,7 @@ KVQ_ROLE(Heir) {
   int opened = 0;
   if (cuda::is_legacy_file(slab.get())) {
     const auto part = KVQ_MUST(cuda::read_legacy_file(slab.get()));
-    opened = static_cast<int>(cuda::LegacyImport::open(*part).error().code);
+    opened = static_cast<int>(cuda::LegacyImport::open(part->handle).error().code);
   }
   const Result<void> first = backend->adopt_slab(SlabId{0}, 1, std::move(slab));
   const Result<void> second = backend->adopt_mirror(TenantId{4}, kEntries, std::move(mirror));

@@ -37,7 +37,7 @@ Imported::Imported(int fd, std::uint64_t bytes, cuda::Access access) {
   if (cuda::is_legacy_file(fd)) {
     const auto part = KVQ_MUST(cuda::read_legacy_file(fd));
     KVQ_ASSERT(part->bytes == bytes);
-    allocation = std::move(*KVQ_MUST(cuda::LegacyImport::open(*part)));
+    allocation = std::move(*KVQ_MUST(cuda::LegacyImport::open(part->handle)));
     offset = part->offset;
     return;
   }

@@ -16,6 +16,7 @@ class HandleFile : public ::testing::Test {
  protected:
   HandleFile() {
     std::memset(&part.handle, 0x5a, sizeof part.handle);
+    std::memset(&part.arena, 0xa5, sizeof part.arena);
     part.allocation_bytes = 4 << 20;
     part.offset = part.bytes = 2 << 20;
   }

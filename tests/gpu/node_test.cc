@@ -1,5 +1,5 @@
 // Several processes and a real kvqd on one GPU: a shared prefix, pages quantized under their readers, a process killed
-// in the middle of a kernel.
+// in the middle of a kernel; over descriptors and over legacy handles.
 //
 // Invariant: every attention result is compared with the oracle over the bytes that it read.
 #include <gtest/gtest.h>
@@ -12,6 +12,7 @@
 #include "tests/gpu/client_kernels.h"
 #include "tests/gpu/gpu_model.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/held_daemon.h"
 #include "tests/support/role_process.h"
 
 namespace kvq::test {
@@ -19,14 +20,22 @@ namespace {
 
 constexpr std::uint64_t kArenaPages = 1024;  // of 32 KiB, dense
 
-std::string settings(double quantize_at) {
+std::string node_settings(double quantize_at, const std::string& exporter) {
   std::ostringstream out;
   out << "device = \"cuda\"\narena_bytes = \"32MiB\"\nslab_bytes = \"2MiB\"\nmax_pages = 4096\nreserve_slabs = 1\n"
-      << "residual_window_pages = 0\n"
+      << "gpu_export = \"" << exporter << "\"\nresidual_window_pages = 0\n"
       << "quantize_at = " << quantize_at << "\nevict_at = 0.98\nrefuse_at = 0.99\nrelief = 0.01\n"
       << "log_level = \"debug\"\n";
   return out.str();
 }
+
+// Of the way in which kvqd passes memory on.
+class NodeOnGpu : public ::testing::TestWithParam<const char*> {
+ protected:
+  static std::string settings(double quantize_at) { return node_settings(quantize_at, GetParam()); }
+};
+INSTANTIATE_TEST_SUITE_P(Over, NodeOnGpu, ::testing::Values("vmm", "legacy"),
+                         [](const auto& info) { return std::string(info.param); });
 
 double ms_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
@@ -47,7 +56,7 @@ KVQ_ROLE(gpu_sharer) {
   return 0;
 }
 
-TEST(NodeOnGpu, SecondProcessAttendsToThePagesOfTheFirst) {
+TEST_P(NodeOnGpu, SecondProcessAttendsToThePagesOfTheFirst) {
   DaemonProcess daemon(settings(0.9));
   GpuModel gpu(daemon.socket());
   EXPECT_STREQ(gpu.model().info().device, "cuda");
@@ -63,7 +72,7 @@ TEST(NodeOnGpu, SecondProcessAttendsToThePagesOfTheFirst) {
   EXPECT_EQ(sharer.wait(), 0);
 }
 
-TEST(NodeOnGpu, SealWaitsForTheGpu) {
+TEST_P(NodeOnGpu, SealWaitsForTheGpu) {
   DaemonProcess daemon(settings(0.9));
   GpuModel gpu(daemon.socket());
   const auto tokens = token_stream(2, 64);
@@ -110,7 +119,7 @@ KVQ_ROLE(gpu_moving_reader) {
   return total.dense > 0 && total.mixed >= 200 && gpu.fault().status == KVQ_OK ? 0 : 4;
 }
 
-TEST(NodeOnGpu, PagesAreQuantizedUnderAReaderThatSeesOneFormatOrTheOther) {
+TEST_P(NodeOnGpu, PagesAreQuantizedUnderAReaderThatSeesOneFormatOrTheOther) {
   DaemonProcess daemon(settings(0.2));
   GpuModel gpu(daemon.socket());
   const auto tokens = token_stream(3, 6 * KVQ_PAGE_TOKENS);
@@ -155,7 +164,7 @@ KVQ_ROLE(gpu_victim) {
   return 4;  // nobody killed it
 }
 
-TEST(NodeOnGpu, KilledProcessLeavesItsMemoryToOthersAndTouchesNothingOfTheirs) {
+TEST_P(NodeOnGpu, KilledProcessLeavesItsMemoryToOthersAndTouchesNothingOfTheirs) {
   DaemonProcess daemon(settings(0.97));
   GpuModel gpu(daemon.socket(), {.floor_dense = true});  // what it has is not quantized, so its bytes stay
   const auto tokens = token_stream(1, 200);
@@ -181,6 +190,32 @@ TEST(NodeOnGpu, KilledProcessLeavesItsMemoryToOthersAndTouchesNothingOfTheirs) {
   for (std::size_t i = 0; i < words.size(); ++i) EXPECT_EQ(gpu.page_bytes(words[i]), before[i]) << "page " << table[i];
   EXPECT_EQ(gpu.attend_and_check(table, 200, 0, test_seed()).exact, 1u);
   EXPECT_EQ(gpu.attend_and_check(wanting.block_table(), 700 * KVQ_PAGE_TOKENS, 1, test_seed()).exact, 1u);
+}
+
+// The session is lost when the connection breaks, not when the next kvqd says so: what it maps is in that one's way.
+TEST(NodeOverLegacyHandles, PagesEndWithKvqdAndTheNextStartsClean) {
+  HeldDaemon daemon(node_settings(0.9, "legacy"));
+  const auto tokens = token_stream(8, 200);
+  {
+    GpuModel gpu(daemon.socket());
+    Sequence sequence = gpu.model().open({});
+    gpu.write(sequence, 0, tokens);
+    gpu.tiny().await_cached(tokens, 192);
+    daemon.kill();
+    kvq_status status = KVQ_OK;
+    await("the session's end", [&] { return (status = kvq_credits_request(gpu.get(), 1, 100)) != KVQ_OK; });
+    EXPECT_EQ(status, KVQ_ERR_DAEMON_GONE);
+    EXPECT_NE(std::string(kvq_last_error()).find("this GPU's memory ends with kvqd"), std::string::npos)
+        << kvq_last_error();
+  }
+  daemon.await_lives(2);
+  EXPECT_NE(daemon.log().find("event=adopt_refused"), std::string::npos) << daemon.log();
+  GpuModel gpu(daemon.socket());
+  EXPECT_EQ(gpu.model().lookup(tokens).cached_tokens, 0u);
+  Sequence sequence = gpu.model().open({});
+  gpu.write(sequence, 0, tokens);
+  gpu.tiny().await_cached(tokens, 192);
+  EXPECT_EQ(gpu.attend_and_check(sequence.block_table(), 200, 1, test_seed()).exact, 1u);
 }
 
 }  // namespace
