@@ -140,7 +140,7 @@ TEST(GpuWorker, ClientsDecodeOverALegacyOne) {
 
 // Arguments: socket. Writes a prefix, says so, and then says how its next request that needs the daemon ends.
 KVQ_ROLE(bereaved) {
-  TinyModel tiny(arguments[0]);
+  TinyModel tiny(arguments[0], {});
   const auto tokens = token_stream(7, 128);
   Sequence sequence = tiny.model().open({});
   tiny.write(sequence, 0, tokens, 20'000);
