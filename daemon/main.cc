@@ -181,6 +181,11 @@ ExitCode run(const Config& config, bool& ready) {
   notify.send("READY=1\nSTATUS=serving " + config.socket + " from " + devices_text(parts) + "; " + states_text(parts));
   ready = true;
   serve_until_told(loop, *server, kj::mv(told_to_end), keeper, notify);
+  // Nothing of such a device can be taken over, by whatever exporter the next kvqd is told to use. After a loss the names
+  // stay, so that it finds out and says why it starts clean.
+  for (const Part& part : parts.served) {
+    if (!pages_lost && !part.made.device->can_adopt()) part.keeper->forget_all();
+  }
   log("event=stopping sessions=" + std::to_string(server->sessions()));
   server.reset();
   loop.run(workers.idle());

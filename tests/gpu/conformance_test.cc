@@ -20,7 +20,10 @@ class DeviceBytes {
  public:
   DeviceBytes(int fd, std::uint64_t bytes, bool writable) {
     if (cudaFree(nullptr) != cudaSuccess) return;  // makes the context
-    if (cuda::is_legacy_file(fd)) return open_legacy(fd, bytes);
+    if (cuda::is_legacy_file(fd)) {
+      open_legacy(fd, bytes);
+      return;
+    }
     const Result<cuda::Physical> memory = cuda::Physical::import(fd);
     Result<cuda::AddressRange> range = cuda::AddressRange::reserve(0, bytes);
     if (!memory || !range) return;

@@ -198,6 +198,20 @@ TEST(GpuWorker, WhatALegacyKvqdLeavesIsRefused) {
   EXPECT_EQ(client.wait(), 0);
 }
 
+TEST(GpuWorker, ALegacyKvqdThatIsToldToEndLeavesNothing) {
+  HeldDaemon daemon(settings("gpu_export = \"legacy\"\n"));
+  RoleProcess client("bereaved", {daemon.socket()});
+  ASSERT_EQ(client.hear(), "written");
+  daemon.upgrade();
+  daemon.await_lives(2);
+  const json adopt = status_of(daemon)["adopt"];
+  EXPECT_EQ(adopt["adopted"], false);
+  EXPECT_EQ(adopt["refused"], "");
+  client.say("go");
+  EXPECT_EQ(client.hear(), std::to_string(KVQ_ERR_DAEMON_GONE));
+  EXPECT_EQ(client.wait(), 0);
+}
+
 TEST(GpuWorker, AutoTakesLegacyHandlesOnlyWhereDescriptorsCannotPass) {
   const auto exporter = [](const std::string& asked, const std::string& faults) {
     const HeldDaemon daemon(settings("gpu_export = \"" + asked + "\"\n"), {"KVQ_FAKE_GPU=" + faults});
