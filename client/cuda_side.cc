@@ -78,6 +78,8 @@ CudaSide::~CudaSide() {
   mirror_ = {};
   range_ = {};
   mirror_range_ = {};
+  legacy_mirror_ = {};
+  legacy_arena_ = {};
   if (context() != nullptr) driver_->primary_ctx_release(device_);
 }
 
@@ -99,7 +101,7 @@ kvq_status CudaSide::open() {
   return retain();
 }
 
-// The primary context, and the range of addresses in it.
+// The primary context, and the range of addresses in it, on a GPU that has descriptors to map there.
 kvq_status CudaSide::retain() {
   CUcontext context = nullptr;
   if (const CUresult code = driver_->primary_ctx_retain(&context, device_); cuda::is_context_lost(code)) {
@@ -127,6 +129,9 @@ kvq_status CudaSide::retain() {
   if (const auto fits = cuda::check_device(); !fits) {
     return give_up(fail(KVQ_ERR_SYSTEM, "GPU %s: %s", uuid_.c_str(), fits.error().context));
   }
+  const auto descriptors = cuda::exports_descriptors(device_);
+  if (!descriptors) return give_up(say("asking the GPU what it can", descriptors.error()));
+  if (!*descriptors) return KVQ_OK;
   auto range = cuda::AddressRange::reserve(device_, arena_bytes_);
   if (!range) return give_up(say("reserving GPU addresses for the arena", range.error()));
   range_ = std::move(*range);
@@ -150,6 +155,10 @@ kvq_status CudaSide::map(std::uint32_t slab, int fd, bool writable) {
   if (lost()) return KVQ_OK;
   const ContextScope scope(*this);
   const UncapturedScope uncaptured;
+  if (cuda::is_legacy_file(fd)) {
+    const auto opened = map_legacy(slab, fd);
+    return opened == KVQ_ERR_CONTEXT_LOST ? KVQ_OK : opened;
+  }
   cuda::Mapping mapping;
   const auto imported = import("mapping a slab of GPU memory", range_, slab * slab_bytes_, slab_bytes_, fd,
                                writable ? cuda::Access::read_write : cuda::Access::read_only, mapping);
@@ -169,6 +178,7 @@ kvq_status CudaSide::map_mirror(int fd, std::uint64_t bytes) {
   if (mirror() != nullptr || lost()) return KVQ_OK;
   const ContextScope scope(*this);
   const UncapturedScope uncaptured;
+  if (cuda::is_legacy_file(fd)) return map_legacy_mirror(fd, bytes);
   const auto unit = cuda::vmm_granularity(device_);
   if (!unit) return failed("mapping the directory's mirror", unit.error());
   bytes = (bytes + *unit - 1) / *unit * *unit;  // as it was allocated
@@ -179,6 +189,51 @@ kvq_status CudaSide::map_mirror(int fd, std::uint64_t bytes) {
       s != KVQ_OK)
     return s;
   mirror_entries_.store(reinterpret_cast<const DirectoryEntry*>(mirror_range_.base()), std::memory_order_release);
+  return KVQ_OK;
+}
+
+kvq_status CudaSide::open_arena(const char* what, const cuda::LegacyPart& part) {
+  if (legacy_arena_.base() != 0) {
+    if (cuda::same_handle(part.arena, arena_handle_)) return KVQ_OK;
+    return fail(KVQ_ERR_VERSION_MISMATCH, "%s: kvqd names another arena than before", what);
+  }
+  if (!slabs_.empty()) return fail(KVQ_ERR_VERSION_MISMATCH, "%s: kvqd sent a handle among descriptors", what);
+  auto arena = cuda::LegacyImport::open(part.arena);
+  if (!arena) return failed(what, arena.error());
+  legacy_arena_ = std::move(*arena);
+  arena_handle_ = part.arena;
+  arena_.store(reinterpret_cast<std::byte*>(legacy_arena_.base()), std::memory_order_release);
+  return KVQ_OK;
+}
+
+// Its place is in the arena already, which is mapped as a whole.
+kvq_status CudaSide::map_legacy(std::uint32_t slab, int fd) {
+  constexpr const char* kWhat = "opening a slab of GPU memory by its handle";
+  const auto part = cuda::read_legacy_file(fd);
+  if (!part) return failed(kWhat, part.error());
+  if (!cuda::same_handle(part->handle, part->arena) || part->allocation_bytes != arena_bytes_ ||
+      part->offset != slab * slab_bytes_ || part->bytes != slab_bytes_) {
+    return fail(KVQ_ERR_VERSION_MISMATCH, "slab %u: its handle is that of %llu bytes at %llu of %llu", slab,
+                static_cast<unsigned long long>(part->bytes), static_cast<unsigned long long>(part->offset),
+                static_cast<unsigned long long>(part->allocation_bytes));
+  }
+  return open_arena(kWhat, *part);
+}
+
+kvq_status CudaSide::map_legacy_mirror(int fd, std::uint64_t bytes) {
+  constexpr const char* kWhat = "opening the directory's mirror by its handle";
+  const auto part = cuda::read_legacy_file(fd);
+  if (!part) return failed(kWhat, part.error());
+  if (part->bytes < bytes) {
+    return fail(KVQ_ERR_VERSION_MISMATCH, "the directory's mirror has %llu bytes, expected %llu",
+                static_cast<unsigned long long>(part->bytes), static_cast<unsigned long long>(bytes));
+  }
+  if (auto s = open_arena(kWhat, *part); s != KVQ_OK) return s;
+  auto mirror = cuda::LegacyImport::open(part->handle);
+  if (!mirror) return failed(kWhat, mirror.error());
+  legacy_mirror_ = std::move(*mirror);
+  mirror_entries_.store(reinterpret_cast<const DirectoryEntry*>(legacy_mirror_.base() + part->offset),
+                        std::memory_order_release);
   return KVQ_OK;
 }
 

@@ -1,8 +1,11 @@
-// The CUDA device as this process has it: slabs and the directory's mirror imported into one range of GPU addresses.
+// The CUDA device as this process has it: slabs and the directory's mirror imported into one range of GPU addresses, or,
+// where kvqd has no descriptors of such memory but handle files, the whole arena opened at the driver's place for it.
 //
 // Invariant: the GPU's primary context is current in every driver call made here, on whatever thread (ContextScope),
 // and the thread that had another gets it back. A context that was lost, by a fault or by somebody's cudaDeviceReset,
 // stays lost for this side: nothing more is mapped, and what is left of its memory is given back when the side ends.
+// arena() stays the same once a mirror or a slab is mapped, since captured graphs have it; so a legacy arena is open
+// until the side ends.
 #pragma once
 
 #include <cuda.h>
@@ -12,6 +15,7 @@
 #include <string>
 
 #include "client/device.h"
+#include "kernels/cuda/legacy_memory.h"
 #include "kernels/cuda/vmm.h"
 
 namespace kvq::client {
@@ -27,6 +31,7 @@ class CudaSide final : public DeviceSide {
   kvq_status map_mirror(int fd, std::uint64_t bytes) override;
   std::byte* arena() const override { return arena_.load(std::memory_order_acquire); }
   const DirectoryEntry* mirror() const override { return mirror_entries_.load(std::memory_order_acquire); }
+  bool ends_with_daemon() const override { return legacy_arena_.base() != 0; }
   kvq_status make_model_side(Segment& segment, std::unique_ptr<ModelSide>& out) override;
 
   // Any thread, once open.
@@ -45,6 +50,10 @@ class CudaSide final : public DeviceSide {
   kvq_status retain();
   kvq_status import(const char* what, const cuda::AddressRange& range, std::uint64_t offset, std::uint64_t bytes,
                     int fd, cuda::Access access, cuda::Mapping& out);
+  // Of handle files; the context is current.
+  kvq_status open_arena(const char* what, const cuda::LegacyPart& part);
+  kvq_status map_legacy(std::uint32_t slab, int fd);
+  kvq_status map_legacy_mirror(int fd, std::uint64_t bytes);
 
   const std::uint64_t arena_bytes_, slab_bytes_;
   const std::string uuid_;
@@ -56,6 +65,8 @@ class CudaSide final : public DeviceSide {
   cuda::AddressRange range_, mirror_range_;
   std::map<std::uint32_t, cuda::Mapping> slabs_;
   cuda::Mapping mirror_;
+  cuda::LegacyImport legacy_arena_, legacy_mirror_;
+  CUipcMemHandle arena_handle_{};  // of legacy_arena_
   std::atomic<std::byte*> arena_{nullptr};
   std::atomic<const DirectoryEntry*> mirror_entries_{nullptr};
 };

@@ -80,6 +80,8 @@ class DeviceSide {
   virtual std::byte* arena() const = 0;
   // The entries that kernels read, on a device whose memory is not the host's; null: the directory itself.
   virtual const DirectoryEntry* mirror() const = 0;
+  // Whether the memory that is mapped goes when kvqd does, so that no session can be resumed.
+  virtual bool ends_with_daemon() const { return false; }
   virtual kvq_status make_model_side(Segment& segment, std::unique_ptr<ModelSide>& out) = 0;  // `segment` outlives it
 };
 

@@ -94,6 +94,11 @@ void Link::went_down() {
     session->live = false;
     session->session = nullptr;
     if (session->state->is_lost()) continue;
+    const auto& memory = session->sink->memory;
+    if (memory != nullptr && memory->ends_with_daemon()) {  // the sooner its user knows, the sooner the memory is free
+      lose(*session, "the connection broke, and this GPU's memory ends with kvqd");
+      continue;
+    }
     session->state->away.store(true, std::memory_order_release);
     session->ring();
   }

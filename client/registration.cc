@@ -114,7 +114,6 @@ Reply map_all(Registering& r) {
 kj::Promise<Reply> fetch_mirror(const std::shared_ptr<Registering>& r) {
   if (r->shape.mirror_bytes == 0 || r->request.role == KVQ_ROLE_CONTROL) return Reply{};
   return r->wire->session.mirrorRequest().send().then([r](auto&& response) -> kj::Promise<Reply> {
-    if (!response.hasMemory()) return on_this_thread(no_descriptor("the directory's mirror"));
     return take_descriptor(response.getMemory()).then([r](int number) {
       const Fd fd(number);
       return on_this_thread(r->grant.memory->map_mirror(fd.get()));

@@ -60,6 +60,11 @@ kvq_status TenantMemory::map_mirror(int fd) {
   return device_->map_mirror(fd, shape_.mirror_bytes);
 }
 
+bool TenantMemory::ends_with_daemon() const {
+  const std::lock_guard lock(mutex_);
+  return device_->ends_with_daemon();
+}
+
 kvq_status TenantMemory::map_tables(int directory_fd, int prefix_fd) {
   const std::lock_guard lock(mutex_);
   if (prefix_ != nullptr) return KVQ_OK;

@@ -51,6 +51,9 @@ class TenantMemory {
   // Maps what kernels read in place of the directory, on a device that has it. Any thread.
   kvq_status map_mirror(int fd);
 
+  // Whether what is mapped ends with kvqd. Any thread.
+  bool ends_with_daemon() const;
+
   // Maps a slab for `session`, or counts one more user of its mapping; twice is once. Another serial in place of a
   // mapped slab replaces it: a daemon that died had announced the slab before it was on record, and no page was ever in
   // it. Any thread.

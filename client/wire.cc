@@ -23,14 +23,6 @@ kj::Promise<int> take_descriptor(wire::Memory::Client memory) {
   });
 }
 
-kvq_status no_descriptor(const char* what) {
-  return fail(
-      KVQ_ERR_SYSTEM,
-      "kvqd sent a legacy handle for %s, which cannot be mapped at its place; let descriptors pass (one machine, "
-      "one Unix socket)",
-      what);
-}
-
 Reply reply_of(wire::Status::Reader status) {
   if (status.getCode() == 0) return {};
   return failure(static_cast<kvq_status>(status.getCode()), status.getMessage().cStr());
@@ -55,7 +47,6 @@ kj::Promise<void> when_over(std::shared_ptr<TenantMemory> memory, std::vector<Te
 
 kj::Promise<void> SlabSinkServer::map(MapContext context) {
   return in_order([state = state_, link = link_, context]() mutable -> kj::Promise<void> {
-    if (!context.getParams().hasMemory()) not_mapped(*state, no_descriptor("a slab"));
     return take_descriptor(context.getParams().getMemory()).then([state, link, context](int number) mutable {
       const Fd fd(number);
       // The session has ended meanwhile, or the socket: nothing to map, nothing to keep.

@@ -81,7 +81,5 @@ Reply reply_of(wire::Status::Reader status);
 
 // A duplicate of the capability's descriptor; rejects when it carries none.
 kj::Promise<int> take_descriptor(wire::Memory::Client memory);
-// For memory that came as a legacy handle, at a place of the driver's choice: pages need theirs.
-kvq_status no_descriptor(const char* what);
 
 }  // namespace kvq::client

@@ -31,7 +31,7 @@ std::string worker_program(const Config& config) {
 }
 
 std::vector<std::string> worker_command(const Config& config, const std::string& uuid) {
-  return {worker_program(config), "--uuid", uuid};
+  return {worker_program(config), "--uuid", uuid, "--export", config.gpu_export};
 }
 
 // An arena that was left is taken as it is, also when it is smaller than asked for: then the GPU had no room for more.
@@ -94,12 +94,19 @@ std::unique_ptr<Device> make_device(const DeviceParts& parts, const std::string&
                                               .least_slabs = config.reserve_slabs + 1,
                                               .deadline_ms = config.worker_deadline_ms,
                                               .keep_worker = [&keeper](int pidfd) { keeper.keep(kWorkerName, pidfd); },
-                                              .log = parts.log},
+                                              .log = parts.log,
+                                              .pages_lost = parts.pages_lost},
                                              std::move(started));
   if (made.device == nullptr) throw DeviceRefused("device = " + uuid + ": " + made.why_not, made.no_device);
   if (!made.warning.empty()) parts.log("event=warning text=\"" + made.warning + "\"");
-  parts.log("event=device device=" + made.device->name() + " uuid=" + made.device->health().uuid + " gpu=\"" +
-            made.gpu + "\" overhead_bytes=" + std::to_string(made.device->health().overhead_bytes));
+  const DeviceHealth health = made.device->health();
+  if (!made.device->can_adopt()) {
+    parts.log("event=warning text=\"" + health.uuid +
+              " passes its memory on by legacy handles: clients map the whole arena for writing, so nothing guards "
+              "sealed pages or one tenant from another, and pages do not outlive the GPU worker or kvqd\"");
+  }
+  parts.log("event=device device=" + made.device->name() + " uuid=" + health.uuid + " gpu=\"" + made.gpu +
+            "\" export=" + health.exporter + " overhead_bytes=" + std::to_string(health.overhead_bytes));
   return std::move(made.device);
 }
 

@@ -16,6 +16,7 @@ struct DeviceParts {
   const Config& config;
   RunBlocking run;  // for the host's jobs
   Store::LogDecision log;
+  std::function<void()> pages_lost;  // from a tick: the pages of one device are gone, and it serves nothing more
 };
 
 // A GPU that was asked for and cannot be had.

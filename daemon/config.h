@@ -43,6 +43,7 @@ struct Config {
   DeviceKind device = DeviceKind::host;
   std::vector<std::string> device_uuids;      // of the GPUs to serve; empty: all that the worker sees
   std::string gpu_worker;                     // program; empty: kvqd-gpu beside kvqd, else where the build installs it
+  std::string gpu_export = "auto";            // how the worker passes memory on: vmm, legacy, auto (vmm where possible)
   std::uint32_t worker_deadline_ms = 10'000;  // a GPU worker that stands still for longer is killed and started anew
   std::uint64_t arena_bytes = 4ull << 30;     // all pages of all tenants on one device
   std::uint32_t arena_percent = 0;            // on a GPU, in place of arena_bytes: of its memory; 0: arena_bytes holds

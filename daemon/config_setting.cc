@@ -16,6 +16,7 @@ constexpr std::uint64_t kMaxSlabBytes = 1ull << 40;
 constexpr std::uint64_t kMostMs = 86'400'000;  // a day
 constexpr std::size_t kMostDevices = 64;       // each has a range of session numbers of its own
 
+constexpr std::array<std::string_view, 3> kGpuExports = {"auto", "vmm", "legacy"};
 constexpr std::array<std::string_view, 6> kLogLevels = {"trace", "debug", "info", "warn", "error", "off"};
 constexpr std::array<std::string_view, kFormatCount> kFormatNames = {"none",    "dense",   "int4",
                                                                      "int4_k4", "int4_k8", "k8v4"};
@@ -93,6 +94,10 @@ void set_log_level(Config& config, const Setting& setting) {
   config.log_level = kLogLevels[setting.choice(kLogLevels)];
 }
 
+void set_gpu_export(Config& config, const Setting& setting) {
+  config.gpu_export = kGpuExports[setting.choice(kGpuExports)];
+}
+
 void set_cold_format(Config& config, const Setting& setting) {
   config.cold_format = format_choice(setting, {Format::int4, Format::int4_k4, Format::int4_k8, Format::k8v4});
 }
@@ -104,6 +109,8 @@ constexpr SettingRule kRules[] = {
      "where pages live: host, cuda (all GPUs), UUIDs of GPUs (A,B), or auto (all GPUs if there is one)", set_device},
     {"gpu_worker", ValueKind::text, "the GPU worker's program (default: kvqd-gpu beside kvqd)",
      set_text<&Config::gpu_worker>},
+    {"gpu_export", ValueKind::text, "how a GPU's memory is passed on: vmm, legacy, or auto (vmm where the GPU can)",
+     set_gpu_export},
     {"worker_deadline_ms", ValueKind::integer, "a GPU worker that stands still for longer is killed and started anew",
      set_integer<&Config::worker_deadline_ms, 100, kMostMs>},
     {"arena_bytes", ValueKind::size, "memory for all pages of a device, such as 4GiB, or 80% of a GPU", set_arena},

@@ -12,6 +12,8 @@ enum class ExitCode : int {
   usage = 2,            // bad command line or configuration
   already_running = 3,  // another daemon serves this socket
   environment = 4,      // the machine does not allow it: limits, memory, directories, processor
+                        // 5 is kvq-hold's: it gave up
+  pages_lost = 6,       // a GPU's pages ended with its worker (legacy export): to be started again, clean
 };
 
 // A start-up step that cannot go on. One line that names cause and fix; main prints it and exits with `code`.

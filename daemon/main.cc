@@ -106,12 +106,12 @@ Needs needs_of(const Config& config, const DeviceChoice& choice, bool kept) {
           .runtime_directory = directory_of(config.socket)};
 }
 
-// Ends with everything kept when a signal ends it and somebody keeps: the next kvqd goes on. A drain has ended the
-// sessions, so nothing is left to keep.
-void serve_until_told(EventLoop& loop, RpcServer& server, kj::Promise<int> told_to_end, ServiceKeeper& keeper,
+// Ends with everything kept when a signal or lost pages end it and somebody keeps: the next kvqd goes on with what it can
+// have. A drain has ended the sessions, so nothing is left to keep.
+void serve_until_told(EventLoop& loop, RpcServer& server, kj::Promise<void> told_to_end, ServiceKeeper& keeper,
                       Notify& notify) {
   bool drained = false;
-  loop.run(told_to_end.ignoreResult().exclusiveJoin(server.drained().then([&drained] { drained = true; })));
+  loop.run(told_to_end.exclusiveJoin(server.drained().then([&drained] { drained = true; })));
   if (drained) {
     keeper.forget_all();
   } else if (keeper.active()) {
@@ -121,7 +121,7 @@ void serve_until_told(EventLoop& loop, RpcServer& server, kj::Promise<int> told_
 }
 
 // `ready` turns true when clients are served: what fails before is the machine's refusal to let kvqd start.
-void run(const Config& config, bool& ready) {
+ExitCode run(const Config& config, bool& ready) {
   Intake intake = take_descriptors();
   Notify notify(notify_address(), log_warning);
   const DeviceChoice choice = choose_devices(config, intake.kept);
@@ -131,7 +131,9 @@ void run(const Config& config, bool& ready) {
   const ListenSocket socket({.path = config.socket, .group = config.socket_group, .handed = intake.socket.release()});
   auto io = kj::setupAsyncIo();
   EventLoop loop(io, config.workers);
-  auto told_to_end = loop.on_terminate();
+  auto lost = kj::newPromiseAndFulfiller<void>();  // pages, with the worker of their GPU
+  bool pages_lost = false;
+  auto told_to_end = loop.on_terminate().ignoreResult().exclusiveJoin(lost.promise.then([&] { pages_lost = true; }));
   KjLog kj_log(loop);
   NotifyRetry notify_retry(loop, notify);
   ServiceKeeper keeper(notify, intake.kept);
@@ -145,7 +147,7 @@ void run(const Config& config, bool& ready) {
       if (server != nullptr) server->tick_soon();
     });
   };
-  Parts parts = make_parts({.device = {config, run_blocking, log},
+  Parts parts = make_parts({.device = {config, run_blocking, log, [&lost] { lost.fulfiller->fulfill(); }},
                             .keeper = keeper,
                             .store = store_config(config),
                             .deliver = [&](std::size_t part, const SlabNotice& n) { server->deliver(n, part); }},
@@ -180,10 +182,16 @@ void run(const Config& config, bool& ready) {
   notify.send("READY=1\nSTATUS=serving " + config.socket + " from " + devices_text(parts) + "; " + states_text(parts));
   ready = true;
   serve_until_told(loop, *server, kj::mv(told_to_end), keeper, notify);
+  // Nothing of such a device can be taken over, by whatever exporter the next kvqd is told to use. After a loss the names
+  // stay, so that it finds out and says why it starts clean.
+  for (const Part& part : parts.served) {
+    if (!pages_lost && !part.made.device->can_adopt()) part.keeper->forget_all();
+  }
   log("event=stopping sessions=" + std::to_string(server->sessions()));
   server.reset();
   loop.run(workers.idle());
   notify_retry.finish();
+  return pages_lost ? ExitCode::pages_lost : ExitCode::ok;
 }
 
 int main_with(int argc, char** argv) {
@@ -201,8 +209,7 @@ int main_with(int argc, char** argv) {
   std::string problem;
   try {
     check_file_size(*command.config);
-    run(*command.config, ready);
-    return static_cast<int>(ExitCode::ok);
+    return static_cast<int>(run(*command.config, ready));
   } catch (const StartupError& error) {
     std::fprintf(stderr, "kvqd: %s\n", error.what());
     return static_cast<int>(error.code);

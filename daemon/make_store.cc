@@ -11,6 +11,7 @@ std::string adopt(const StoreParts& parts, PartKeeper& keeper, Kept& kept, std::
   if (!keeper.active()) return "descriptors without NOTIFY_SOCKET: what is taken over could not be kept on";
   if (!kept.contains(kRoot)) return std::to_string(kept.size()) + " descriptors without " + kRoot;
   made.device = parts.make_device(kept_arena(kept));
+  if (!made.device->can_adopt()) return "the GPU's memory is passed on by legacy handles and ended with its worker";
   std::string why_not;
   auto store = Store::adopt(parts.config, *made.device, parts.deliver, parts.log, keeper, kept, why_not, now_ms);
   if (!store) return why_not.empty() ? store.error().context : why_not;

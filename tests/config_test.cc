@@ -235,6 +235,9 @@ TEST_F(ConfigTest, WorkerOfTheGpu) {
   ASSERT_TRUE(result.config.has_value()) << result.message;
   EXPECT_EQ(result.config->gpu_worker, "/opt/kvqd-gpu");
   EXPECT_EQ(result.config->worker_deadline_ms, 2500u);
+  EXPECT_EQ(result.config->gpu_export, "auto");
+  EXPECT_EQ(parse_file("gpu_export = \"legacy\"\n").config->gpu_export, "legacy");
+  EXPECT_THAT(refusal("gpu_export = \"ipc\"\n"), EndsWith("must be one of auto, vmm, legacy"));
   EXPECT_THAT(refusal("worker_deadline_ms = 99\n"), HasSubstr("must be an integer from 100 to"));
 }
 

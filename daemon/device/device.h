@@ -46,6 +46,7 @@ struct DeviceHealth {
   bool degraded = false;
   std::string text;                  // why; empty when all is well
   std::string uuid;                  // of the GPU; empty on the host
+  std::string exporter;              // how its memory is passed on, "vmm" or "legacy"; empty on the host
   std::uint64_t restarts = 0;        // of its worker
   // Of the device's memory; with the overhead of whatever runs the jobs, all that kvqd takes of it.
   std::uint64_t held_bytes = 0;      // slabs with a place, spare ones, mirrors
@@ -63,6 +64,8 @@ class Device {
 
   // A new, zeroed slab at its place in the arena. Until destroy_slab the id is taken. no_memory: none now; ask again.
   virtual Result<void> create_slab(SlabId slab) = 0;
+  // Whether memory outlives the device that made it; where not, adopt_slab and adopted mirrors always fail.
+  virtual bool can_adopt() const { return true; }
   // The slab that an earlier daemon made, by its writable descriptor (used up) and serial, at its old place.
   virtual Result<void> adopt_slab(SlabId slab, Descriptor& file, std::uint64_t serial) = 0;
   // Names the memory, not the place: another slab at the same place has another serial. Never 0.

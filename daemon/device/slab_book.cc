@@ -23,8 +23,8 @@ std::uint64_t SlabBook::held_bytes() const {
   return (static_cast<std::uint64_t>(placed) + spares()) * slab_bytes_;
 }
 
-void SlabBook::add_spare(std::uint64_t serial, Descriptor file) {
-  if (file.get() >= 0 && serial != 0) spares_.push_back({serial, std::move(file)});
+void SlabBook::add_spare(std::uint32_t index, std::uint64_t serial, Descriptor file) {
+  if (file.get() >= 0 && serial != 0) spares_.push_back({index, serial, std::move(file)});
 }
 
 Result<Descriptor> SlabBook::reader_of(const Descriptor& file) const {
@@ -34,13 +34,14 @@ Result<Descriptor> SlabBook::reader_of(const Descriptor& file) const {
 
 Result<void> SlabBook::create(WorkerLink& link, SlabId slab) {
   KVQ_ASSERT(raw(slab) < slabs_.size() && !slabs_[raw(slab)]);
-  if (spares_.empty()) return Error{Errc::no_memory, 0, "the GPU worker has no spare slab now"};
-  Spare& spare = spares_.front();
-  Result<Descriptor> reader = reader_of(spare.file);
+  const auto spare = std::find_if(spares_.begin(), spares_.end(),
+                                  [slab](const Spare& s) { return s.index == gpu::kAnySlab || s.index == raw(slab); });
+  if (spare == spares_.end()) return Error{Errc::no_memory, 0, "the GPU worker has no spare slab now"};
+  Result<Descriptor> reader = reader_of(spare->file);
   if (!reader) return reader.error();
-  slabs_[raw(slab)] = Slab{std::move(spare.file), std::move(*reader), spare.serial, true, "", Errc::ok};
-  link.socket().send({.kind = gpu::MessageKind::place, .index = raw(slab), .serial = spare.serial});
-  spares_.pop_front();
+  slabs_[raw(slab)] = Slab{std::move(spare->file), std::move(*reader), spare->serial, true, "", Errc::ok};
+  link.socket().send({.kind = gpu::MessageKind::place, .index = raw(slab), .serial = spare->serial});
+  spares_.erase(spare);
   return {};
 }
 

@@ -1,7 +1,7 @@
 // The slabs of a device whose memory a worker makes: those with a place in the arena, and spares.
 //
 // Invariant: kvqd holds a descriptor of each, so a slab with a place outlives its worker, and the next one is asked to
-// adopt it. Spares end with their worker. A slab that a worker refused keeps its place and its content; only jobs
+// adopt it. Spares end with their worker; one that is memory of a certain place waits for that slab. A slab that a worker refused keeps its place and its content; only jobs
 // cannot reach it until a worker has taken it.
 #pragma once
 
@@ -34,7 +34,9 @@ class SlabBook {
   std::uint32_t missing() const;  // spares that a full arena would need
   std::uint64_t held_bytes() const;  // with a place or spare
 
-  void add_spare(std::uint64_t serial, Descriptor file);
+  // `index`: the slab that it can become, or gpu::kAnySlab.
+  void add_spare(std::uint32_t index, std::uint64_t serial, Descriptor file);
+  // no_memory: no spare fits, ask again.
   Result<void> create(WorkerLink& link, SlabId slab);
   Result<void> adopt(WorkerLink& link, SlabId slab, Descriptor& file, std::uint64_t serial);
   void destroy(WorkerLink* link, SlabId slab);
@@ -45,12 +47,13 @@ class SlabBook {
   // A new worker is asked to adopt all; one that ended took its spares along.
   void restart(WorkerLink& link);
   void stop() { spares_.clear(); }
-  // Gives the newest spare back: what else the GPU must hold needs room, too.
+  // Gives the newest spare, which fits any place, back: what else the GPU must hold needs room, too.
   void drop_spare(WorkerLink& link);
   std::string problem() const;  // of any slab; empty: none
 
  private:
   struct Spare {
+    std::uint32_t index;
     std::uint64_t serial;
     Descriptor file;
   };

@@ -120,7 +120,7 @@ void WorkerDevice::advance(std::uint64_t now_ms) {
   if (state_ == State::starting && now_ms >= start_by_ms_) {
     end_worker("it did not serve within " + std::to_string(options_.start_ms) + " ms");
   }
-  if (state_ != State::waiting) {
+  if (state_ != State::waiting && state_ != State::lost) {
     std::string how;
     if (link_.process().ended(how)) {
       if (cause_.empty() || state_ == State::starting) cause_ = "it ended by itself with " + how;
@@ -186,10 +186,12 @@ void WorkerDevice::handle(gpu::Packet& packet) {
       if (looped_) set_up_again();
       return;
     case gpu::MessageKind::spare:
-      return slabs_.add_spare(m.serial, std::move(packet.file));
+      return slabs_.add_spare(m.index, m.serial, std::move(packet.file));
     case gpu::MessageKind::ready:
       filling_ = false;
       shortage_ = told(m);
+      // Each of its places is a slab or a spare by and by: it was only asked twice for the same.
+      if (is_legacy() && looped_ && m.code == Errc::no_memory) shortage_.clear();
       return;
     case gpu::MessageKind::adopted:
       if (m.count == static_cast<std::uint32_t>(gpu::MessageKind::adopt)) return slabs_.adopted(SlabId{m.index});
@@ -218,7 +220,7 @@ void WorkerDevice::handle_failed(const gpu::Message& m) {
 }
 
 void WorkerDevice::end_worker(std::string cause) {
-  if (state_ == State::ending || state_ == State::waiting) return;
+  if (state_ == State::ending || state_ == State::waiting || state_ == State::lost) return;
   if (!cause.empty()) cause_ = std::move(cause);
   link_.process().kill();
   state_ = State::ending;
@@ -234,6 +236,12 @@ void WorkerDevice::collect() {
   slabs_.stop();
   filling_ = false;
   link_ = WorkerLink();
+  if (is_legacy()) {
+    state_ = State::lost;
+    options_.log("event=gpu_pages_lost uuid=" + std::string(hello_.uuid) + " why=\"the GPU worker ended: " + cause_ +
+                 "\" jobs_lost=" + std::to_string(lost));
+    return options_.pages_lost();
+  }
   state_ = State::waiting;
   start_at_ms_ = watch_.next_start_ms(now_ms_);
   arm(kLookMs);
@@ -276,11 +284,14 @@ void WorkerDevice::set_up_again() {
 
 DeviceHealth WorkerDevice::health() const {
   DeviceHealth h{.uuid = hello_.uuid,
+                 .exporter = gpu::name(hello_.exporter),
                  .restarts = restarts_,
                  .held_bytes = slabs_.held_bytes() + mirrors_.held_bytes(hello_.granularity),
                  .overhead_bytes = hello_.overhead_bytes};
   if (state_ == State::ending) {
     h.text = "the GPU worker is being ended: " + cause_;
+  } else if (state_ == State::lost) {
+    h.text = "the pages are lost with the GPU worker, which ended: " + cause_;
   } else if (state_ == State::waiting || state_ == State::starting) {
     h.text = "the GPU worker ended: " + cause_ + "; a new one is being started";
   } else if (!mirrors_.caught_up(written())) {

@@ -2,8 +2,9 @@
 //
 // Invariant: before the loop runs, starting and adopting wait for the worker's answers, each for a bounded time; from
 // the first advance() on no function waits for it. A worker that dies, says nothing for its deadline or reports a lost
-// device is killed; only when the kernel says that it is gone are its jobs answered (with Errc::context_lost), and the
-// next one adopts every slab and mirror by kvqd's own descriptors. Clients keep reading all the while.
+// device is killed; only when the kernel says that it is gone are its jobs answered (with Errc::context_lost), and the next
+// one adopts every slab and mirror by kvqd's own descriptors. Clients keep reading all the while. Where memory ends with
+// its worker (gpu::Exporter::legacy) there is no next one: the device says that its pages are lost and serves nothing more.
 #pragma once
 
 #include <string>
@@ -27,6 +28,7 @@ struct WorkerOptions {
   std::uint32_t first_pause_ms = 200, longest_pause_ms = 10'000;  // before a worker is started again
   std::function<void(int pidfd)> keep_worker = [](int) {};        // whoever starts next must end it first
   std::function<void(const std::string& line)> log = [](const std::string&) {};
+  std::function<void()> pages_lost = [] {};  // from advance(), once: the pages ended with their worker
 };
 
 struct MadeWorkerDevice {

@@ -87,7 +87,8 @@ bool WorkerDevice::fill_arena(MadeWorkerDevice& made, std::uint32_t asked) {
     return false;
   }
   std::uint32_t fit = slabs_.spares();
-  if (fit < asked && fit > options_.least_slabs) {  // the GPU is full: the mirrors need room, too
+  // The GPU is full, and the mirrors need room, too. A legacy worker has left some, and would get none back.
+  if (fit < asked && fit > options_.least_slabs && !is_legacy()) {
     slabs_.drop_spare(link_);
     --fit;
   }

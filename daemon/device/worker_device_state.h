@@ -2,7 +2,8 @@
 // worker_device.h.
 //
 // Invariant: in state `working` the worker has been told of everything that exists; in all others nothing is sent. Jobs
-// are failed and a next worker started only from `waiting`, which is entered when the old process is gone.
+// are failed and a next worker started only from `waiting`, which is entered when the old process is gone. `lost` is the
+// end: the memory has gone with its worker.
 #pragma once
 
 #include "daemon/device/job_book.h"
@@ -24,6 +25,7 @@ class WorkerDevice final : public Device {
   void arm_first() { arm(1); }
 
   std::string name() const override { return hello_.device; }
+  bool can_adopt() const override { return !is_legacy(); }
   std::uint64_t arena_bytes() const override { return std::uint64_t{slabs_.size()} * slabs_.slab_bytes(); }
   std::uint64_t slab_bytes() const override { return slabs_.slab_bytes(); }
 
@@ -48,7 +50,7 @@ class WorkerDevice final : public Device {
   std::size_t in_flight() const override { return jobs_.unanswered(); }
 
  private:
-  enum class State : std::uint8_t { starting, working, ending, waiting };
+  enum class State : std::uint8_t { starting, working, ending, waiting, lost };
 
   // worker_device_start.cc
   bool launch(MadeWorkerDevice& made, WorkerLink started);
@@ -58,6 +60,8 @@ class WorkerDevice final : public Device {
   bool await(const std::function<bool()>& done, std::uint32_t most_ms);
 
   // worker_device.cc
+  // Its memory ends with the worker, so no next one is started.
+  bool is_legacy() const { return hello_.exporter == gpu::Exporter::legacy; }
   bool works() const { return state_ == State::working; }
   // Of the worker that serves or is being ended; what it said stays true.
   std::uint64_t written() const { return works() || state_ == State::ending ? link_.written() : 0; }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@ namespace kvq::gpu {
 struct NewMemory {
   Descriptor exported;  // for importers; the backend keeps its own hold of the memory
   std::uint64_t serial = 0;
+  std::uint32_t index = kAnySlab;  // the only place that it can have
 };
 
 class Backend {
@@ -28,13 +30,13 @@ class Backend {
 
   // Reserves the arena's address range: slab i is mapped at i * slab_bytes from its base.
   virtual Result<void> reserve(std::uint64_t slab_bytes, std::uint32_t slabs) = 0;
-  // A zeroed physical slab, mapped nowhere yet. no_memory: the GPU has no room for it.
+  // A zeroed slab that has no place yet. no_memory: the GPU has no room for it.
   virtual Result<NewMemory> make_slab() = 0;
   // The memory of make_slab() with this serial becomes slab `slab`.
   virtual Result<void> place_slab(SlabId slab, std::uint64_t serial) = 0;
-  // A slab that an earlier worker made. Used up.
+  // A slab that an earlier worker made. Used up. stale_id: it ended with that worker.
   virtual Result<void> adopt_slab(SlabId slab, std::uint64_t serial, Descriptor file) = 0;
-  // Unmaps and gives the memory back. No job reads or writes it.
+  // Its place is free again, and its memory given back or kept for the next. No job reads or writes it.
   virtual void release_slab(SlabId slab) = 0;
 
   // Mirrors: `entries` 64-bit words. A new one is all zero (every page is free).
@@ -52,8 +54,9 @@ class Backend {
   virtual Result<bool> poll(std::vector<JobDone>& done) = 0;
 };
 
-// kvqd-gpu: opens the GPU with this UUID (empty: the first visible one). Errors name what was looked for and what there is.
-Result<std::unique_ptr<Backend>> open_cuda(const char* uuid, std::string& why_not);
+// kvqd-gpu: opens the GPU with this UUID (empty: the first visible one), with this exporter (none: vmm where the GPU can,
+// else legacy). Errors name what was looked for and what there is.
+Result<std::unique_ptr<Backend>> open_cuda(const char* uuid, std::optional<Exporter> exporter, std::string& why_not);
 
 // The worker's life: answers kvqd over the fixed descriptors until the socket ends. The exit code of the process.
 int run_worker(std::unique_ptr<Backend> backend);

@@ -52,9 +52,6 @@ Result<void> CudaContext::enter() {
   int in_mps = 0;
   d.device_get_attribute(&in_mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, gpu_.device);
   in_mps_ = in_mps != 0;
-  const Result<std::uint64_t> granularity = cuda::vmm_granularity(gpu_.device);
-  if (!granularity) return granularity.error();
-  granularity_ = *granularity;
   return {};
 }
 

@@ -9,8 +9,8 @@
 
 namespace kvq::gpu {
 
-Result<std::unique_ptr<CudaMirrors>> CudaMirrors::create(const CudaContext& context) {
-  std::unique_ptr<CudaMirrors> out(new CudaMirrors(context));
+Result<std::unique_ptr<CudaMirrors>> CudaMirrors::create(const CudaContext& context, SlabMemory& memory) {
+  std::unique_ptr<CudaMirrors> out(new CudaMirrors(context, memory));
   const cuda::Driver& d = context.driver();
   constexpr int kHighest = -5;  // cut to what the GPU has
   CUresult code = d.stream_create_with_priority(&out->stream_, CU_STREAM_NON_BLOCKING, kHighest);
@@ -31,40 +31,29 @@ CudaMirrors::~CudaMirrors() {
 }
 
 std::uint64_t CudaMirrors::bytes_of(std::uint32_t entries) const {
-  return round_up(std::uint64_t{entries} * sizeof(std::uint64_t), context_.granularity());
+  return round_up(std::uint64_t{entries} * sizeof(std::uint64_t), memory_.granularity());
 }
 
 Result<Descriptor> CudaMirrors::make(TenantId tenant, std::uint32_t entries) {
-  const Result<cuda::Physical> memory = cuda::Physical::create(context_.gpu().device, bytes_of(entries));
-  if (!memory) return memory.error();
-  const Result<int> fd = memory->export_fd();
-  if (!fd) return fd.error();
-  Descriptor exported(*fd);
-  if (const Result<void> placed = place(tenant, entries, *memory); !placed) return placed.error();
-  return exported;
+  Result<SlabMemory::NewBlock> made = memory_.make_block(bytes_of(entries));
+  if (!made) return made.error();
+  place(tenant, entries, std::move(made->block));
+  return std::move(made->exported);
 }
 
 Result<void> CudaMirrors::adopt(TenantId tenant, std::uint32_t entries, const Descriptor& file) {
-  const Result<cuda::Physical> memory = cuda::Physical::import(file.get());
-  if (!memory) return memory.error();
-  return place(tenant, entries, *memory);
+  Result<std::unique_ptr<SlabMemory::Block>> block = memory_.adopt_block(bytes_of(entries), file);
+  if (!block) return block.error();
+  place(tenant, entries, std::move(*block));
+  return {};
 }
 
-Result<void> CudaMirrors::place(TenantId tenant, std::uint32_t entries, const cuda::Physical& memory) {
-  Mirror mirror;
-  mirror.entries = entries;
-  Result<cuda::AddressRange> range = cuda::AddressRange::reserve(context_.gpu().device, bytes_of(entries));
-  if (!range) return range.error();
-  mirror.range = std::move(*range);
-  Result<cuda::Mapping> mapping = mirror.range.map(0, bytes_of(entries), memory, cuda::Access::read_write);
-  if (!mapping) return mapping.error();
-  mirror.mapping = std::move(*mapping);
+void CudaMirrors::place(TenantId tenant, std::uint32_t entries, std::unique_ptr<SlabMemory::Block> block) {
   if (const auto old = mirrors_.find(raw(tenant)); old != mirrors_.end()) {
     replaced_.push_back(std::move(old->second));
     mirrors_.erase(old);
   }
-  mirrors_.emplace(raw(tenant), std::move(mirror));
-  return {};
+  mirrors_.emplace(raw(tenant), Mirror{entries, std::move(block)});
 }
 
 Result<void> CudaMirrors::write(std::span<const EntryWrite> writes) {
@@ -76,7 +65,7 @@ Result<void> CudaMirrors::write(std::span<const EntryWrite> writes) {
       waiting_.resize(before);
       return Error{Errc::invalid_argument, 0, "a directory entry for a mirror that is not there"};
     }
-    auto* const entries = reinterpret_cast<std::uint64_t*>(mirror->second.mapping.base());
+    auto* const entries = reinterpret_cast<std::uint64_t*>(mirror->second.block->base());
     waiting_.push_back({entries, w.page, w.sequence, w.entry});
   }
   advance();

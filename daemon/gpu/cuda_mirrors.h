@@ -11,14 +11,14 @@
 #include <vector>
 
 #include "daemon/gpu/cuda_context.h"
-#include "daemon/gpu/worker_protocol.h"
-#include "daemon/shm/descriptor.h"
+#include "daemon/gpu/slab_memory.h"
 
 namespace kvq::gpu {
 
 class CudaMirrors {
  public:
-  static Result<std::unique_ptr<CudaMirrors>> create(const CudaContext& context);
+  // Both outlive it.
+  static Result<std::unique_ptr<CudaMirrors>> create(const CudaContext& context, SlabMemory& memory);
   ~CudaMirrors();
   CudaMirrors(const CudaMirrors&) = delete;
   CudaMirrors& operator=(const CudaMirrors&) = delete;
@@ -35,8 +35,7 @@ class CudaMirrors {
   static constexpr std::uint32_t kBatches = 2, kBatchEntries = 4096;
   struct Mirror {
     std::uint32_t entries = 0;
-    cuda::AddressRange range;
-    cuda::Mapping mapping;
+    std::unique_ptr<SlabMemory::Block> block;
   };
   struct Waiting {
     std::uint64_t* entries;  // of a mirror
@@ -49,14 +48,15 @@ class CudaMirrors {
     bool running = false;
   };
 
-  explicit CudaMirrors(const CudaContext& context) : context_(context) {}
-  Result<void> place(TenantId tenant, std::uint32_t entries, const cuda::Physical& memory);
+  CudaMirrors(const CudaContext& context, SlabMemory& memory) : context_(context), memory_(memory) {}
+  void place(TenantId tenant, std::uint32_t entries, std::unique_ptr<SlabMemory::Block> block);
   std::uint64_t bytes_of(std::uint32_t entries) const;
   void advance();
   Result<void> launch(Batch& batch);
   Result<void> write_to_one(std::span<const Waiting> writes);
 
   const CudaContext& context_;
+  SlabMemory& memory_;
   CUstream stream_ = nullptr;
   Batch batches_[kBatches];
   std::uint32_t next_ = 0;  // the batch slot to launch next, hence the oldest one

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <cstdio>
+#include <optional>
 #include <string_view>
 
 #include "daemon/gpu/backend.h"
@@ -49,17 +50,26 @@ int list() {
   return 0;
 }
 
+int usage() {
+  std::fprintf(stderr,
+               "kvqd-gpu: use: kvqd-gpu --list, or kvqd-gpu --uuid UUID [--export auto|vmm|legacy] as kvqd starts it\n");
+  return kUsage;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string_view first = argc > 1 ? argv[1] : "";
   if (argc == 2 && first == "--list") return list();
-  if (argc != 3 || first != "--uuid") {
-    std::fprintf(stderr, "kvqd-gpu: use: kvqd-gpu --list, or kvqd-gpu --uuid UUID as kvqd starts it\n");
-    return kUsage;
-  }
+  if ((argc != 3 && argc != 5) || first != "--uuid") return usage();
+  const std::string_view asked = argc == 5 ? argv[4] : "auto";
+  if (argc == 5 && std::string_view(argv[3]) != "--export") return usage();
+  std::optional<Exporter> exporter;
+  if (asked == name(Exporter::vmm)) exporter = Exporter::vmm;
+  if (asked == name(Exporter::legacy)) exporter = Exporter::legacy;
+  if (!exporter && asked != "auto") return usage();
   std::string why;
-  Result<std::unique_ptr<Backend>> backend = open_cuda(argv[2], why);
+  Result<std::unique_ptr<Backend>> backend = open_cuda(argv[2], exporter, why);
   if (!backend) return fail(why);
   return run_worker(std::move(*backend));
 }

@@ -150,7 +150,8 @@ class Worker {
     }
     --wanted_spares_;
     ++made_spares_;
-    send({.kind = MessageKind::spare, .serial = memory->serial, .bytes = slab_bytes_}, memory->exported.get());
+    send({.kind = MessageKind::spare, .index = memory->index, .serial = memory->serial, .bytes = slab_bytes_},
+         memory->exported.get());
     return true;
   }
 

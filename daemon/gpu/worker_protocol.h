@@ -33,15 +33,16 @@
 
 namespace kvq::gpu {
 
-inline constexpr std::uint32_t kWorkerProtocol = 1;  // kvqd and kvqd-gpu are of one release
+inline constexpr std::uint32_t kWorkerProtocol = 2;  // kvqd and kvqd-gpu are of one release
 inline constexpr int kSocketFd = 3, kRingsFd = 4, kWorkerBellFd = 5, kDaemonBellFd = 6;
 inline constexpr std::uint32_t kDeviceItself = ~std::uint32_t{0};  // index of a `failed` that ends the worker
+inline constexpr std::uint32_t kAnySlab = ~std::uint32_t{0};       // index of a `spare` that fits every place
 inline constexpr std::uint32_t kJobsInFlight = 4096;               // most that a worker has
 
 enum class MessageKind : std::uint32_t {
   // worker -> kvqd
   hello,        // Hello
-  spare,        // descriptor: a new zeroed slab. serial
+  spare,        // descriptor: a new zeroed slab. serial, index: the slab that it can become, or kAnySlab
   ready,        // no more spares come by themselves: `count` were made since the last `ready`; text says why fewer
   adopted,      // slab `index` or mirror `index` is in place; count: the kind that this answers (adopt, adopt_mirror)
   mirror_made,  // descriptor: the mirror of tenant `index`, all zero until entries come
@@ -57,6 +58,12 @@ enum class MessageKind : std::uint32_t {
   adopt_mirror,  // descriptor: the mirror of tenant `index`, count = entries
   model,         // Model: geometry number `index`, for jobs to name
 };
+
+// How a worker passes its memory to others. `vmm`: physical memory as descriptors, which outlives the worker and is mapped
+// where and as the importer likes. `legacy`: one allocation for the arena and one for each mirror, as handle files; it is
+// opened whole and writable, ends with the worker, and no other adopts it: that is answered by `failed`.
+enum class Exporter : std::uint32_t { vmm, legacy };
+inline const char* name(Exporter exporter) { return exporter == Exporter::legacy ? "legacy" : "vmm"; }
 
 struct Message {
   MessageKind kind{};
@@ -82,6 +89,7 @@ struct Hello {
   std::uint64_t overhead_bytes = 0;  // what its context costs
   std::uint64_t granularity = 0;     // slab_bytes and mirrors are multiples of it
   std::uint32_t mps = 0;             // 1: the worker runs inside MPS
+  Exporter exporter{};
 };
 
 // Follows a `model` message in the same packet.

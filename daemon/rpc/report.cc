@@ -114,6 +114,7 @@ Json report_status(const StoreStatus& s) {
            {{"state", s.device.degraded ? "degraded" : "ok"},
             {"text", s.device.text},
             {"uuid", s.device.uuid},
+            {"export", s.device.exporter},
             {"worker_restarts", s.device.restarts},
             {"held_bytes", s.device.held_bytes},
             {"overhead_bytes", s.device.overhead_bytes}}},

@@ -52,9 +52,8 @@ interface Memory {}           # its descriptor is a memfd, or an eventfd for doo
 # Implemented by the client. A reply is the acknowledgement that the slab is mapped (or no longer mapped).
 interface SlabSink {
   # serial names the memory: another one at the same place is another slab, and replaces what is mapped there. Device
-  # memory comes as a descriptor of a physical allocation, or, where descriptors cannot pass, as a legacy handle (64 bytes;
-  # then `memory` is null).
-  map @0 (slab :UInt32, writable :Bool, memory :Memory, serial :UInt64, handle :Data) -> ();
+  # memory comes as a descriptor of a physical allocation, or, where that cannot pass, as a handle file (docs/protocol.md).
+  map @0 (slab :UInt32, writable :Bool, memory :Memory, serial :UInt64) -> ();
   unmap @1 (slab :UInt32) -> ();
 }
 
@@ -98,7 +97,7 @@ interface Session {
   lostPages @9 (since :UInt64) -> (status :Status, pages :List(UInt32), sequences :List(UInt32), now :UInt64);
   ping @10 () -> ();
   # The mirror, to be imported read-only; once `ready` has returned.
-  mirror @11 () -> (memory :Memory, handle :Data);
+  mirror @11 () -> (memory :Memory);
 }
 
 # Replies are JSON documents (docs/operations.md lists the fields), so that kvqctl --json and its tables show the same.

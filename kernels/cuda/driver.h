@@ -60,6 +60,11 @@ namespace kvq::cuda {
   X(mem_map, cuMemMap)                                                \
   X(mem_unmap, cuMemUnmap)                                            \
   X(mem_set_access, cuMemSetAccess)                                   \
+  X(mem_alloc, cuMemAlloc)                                            \
+  X(mem_free, cuMemFree)                                              \
+  X(ipc_get_mem_handle, cuIpcGetMemHandle)                            \
+  X(ipc_open_mem_handle, cuIpcOpenMemHandle)                          \
+  X(ipc_close_mem_handle, cuIpcCloseMemHandle)                        \
   X(mem_host_register, cuMemHostRegister)                             \
   X(mem_host_unregister, cuMemHostUnregister)                         \
   X(mem_host_get_device_pointer, cuMemHostGetDevicePointer)           \

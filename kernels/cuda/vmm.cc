@@ -67,19 +67,27 @@ Result<Gpu> find_gpu(const std::string& uuid) {
                "no visible GPU has this UUID; see CUDA_VISIBLE_DEVICES and the container"};
 }
 
-Result<std::uint64_t> vmm_granularity(CUdevice device) {
+Result<bool> exports_descriptors(CUdevice device) {
   const Result<const Driver*> d = driver();
   if (!d) return d.error();
   int exports = 0;
-  CUresult code =
+  const CUresult code =
       (*d)->device_get_attribute(&exports, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device);
-  if (!code && exports == 0) {
+  if (code) return driver_error(code, "cuDeviceGetAttribute");
+  return exports != 0;
+}
+
+Result<std::uint64_t> vmm_granularity(CUdevice device) {
+  const Result<bool> exports = exports_descriptors(device);
+  if (!exports) return exports.error();
+  if (!*exports) {
     return Error{Errc::system, CUDA_ERROR_NOT_SUPPORTED,
                  "this GPU's memory cannot be passed to other processes as a descriptor"};
   }
+  const Result<const Driver*> d = driver();
   const CUmemAllocationProp prop = exportable(device);
   std::size_t bytes = 0;
-  if (!code) code = (*d)->mem_get_allocation_granularity(&bytes, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+  const CUresult code = (*d)->mem_get_allocation_granularity(&bytes, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
   if (code) return driver_error(code, "cuMemGetAllocationGranularity");
   return std::uint64_t{bytes};
 }

@@ -2,6 +2,7 @@
 //
 //   kSlab                      bytes of a slab; the arena has four
 //   kNarrows                   whether a read-only descriptor cannot be mapped writable
+//   kOutlives                  whether memory outlives the slab for whoever maps it, and the device for whoever adopts it
 //   make(), make_next()        a new device, and one that will adopt what the first made
 //   Bytes(fd, bytes, writable) an importer's view of a slab or mirror: ok(), read(offset, to, count), write(offset,
 //   from,
@@ -148,9 +149,12 @@ TYPED_TEST_P(DeviceConformance, ImportersMappingOutlivesTheSlab) {
   this->fill(SlabId{1}, 0, 0x4000);
   typename TypeParam::Bytes m(this->device->descriptor(SlabId{1}, false), this->kSlab, false);
   this->device->destroy_slab(SlabId{1});
+  ASSERT_TRUE(m.ok());
   std::uint8_t second = 0;
-  m.read(1, &second, 1);
-  EXPECT_EQ(second, 0x40);
+  m.read(1, &second, 1);  // without a fault, whoever has the place by now
+  if (TypeParam::kOutlives) {
+    EXPECT_EQ(second, 0x40);
+  }
 }
 
 TYPED_TEST_P(DeviceConformance, SerialsNameTheMemoryNotThePlace) {
@@ -171,7 +175,12 @@ TYPED_TEST_P(DeviceConformance, NextDeviceAdoptsASlabWithItsContentAndSerial) {
   const std::uint64_t serial = this->device->slab_serial(SlabId{3});
   Descriptor kept(::dup(this->device->descriptor(SlabId{3}, true)));
   this->device = this->kind.make_next();
+  EXPECT_EQ(this->device->can_adopt(), TypeParam::kOutlives);
   const Result<void> adopted = this->device->adopt_slab(SlabId{3}, kept, serial);
+  if (!TypeParam::kOutlives) {
+    EXPECT_EQ(adopted.error().code, Errc::system);
+    return;
+  }
   ASSERT_TRUE(adopted) << adopted.error().context;
   EXPECT_EQ(this->device->slab_serial(SlabId{3}), serial);
   EXPECT_EQ(this->bytes_at(SlabId{3}, 1, 1).at(0), 0x35);
@@ -310,6 +319,12 @@ TYPED_TEST_P(DeviceConformance, NextDeviceBringsAMirrorToItsDirectory) {
   this->first_entries[4999] = 12;  // what the old one had no time for
   this->device = this->kind.make_next();
   this->device->add_mirror(TenantId{1}, this->first_entries.data(), this->kEntries, std::move(kept));
+  if (!TypeParam::kOutlives) {
+    EXPECT_TRUE(this->until([&] {
+      return this->device->health().text.find("mirror 1 could not be adopted") != std::string::npos;
+    })) << this->device->health().text;
+    return;
+  }
   EXPECT_GE(this->device->mirror_descriptor(TenantId{1}), 0) << "importers have it already";
   this->publish(this->first_entries, TenantId{1}, 3, 33);
   EXPECT_LT(this->device->published(), this->device->publications());

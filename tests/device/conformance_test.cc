@@ -15,7 +15,7 @@ constexpr std::uint64_t kSlab = 65536, kArena = 4 * kSlab;
 struct FileKind {
   using Bytes = FileBytes;
   static constexpr std::uint64_t kSlab = testing::kSlab, kGranularity = 4096;
-  static constexpr bool kNarrows = true;
+  static constexpr bool kNarrows = true, kOutlives = true;
 };
 
 struct HostKind : FileKind {
@@ -32,20 +32,30 @@ struct FakeKind : FileKind {
   std::unique_ptr<Device> make_next() { return make(); }
 };
 
+std::unique_ptr<Device> worker(const char* exporter, std::uint64_t kept) {
+  MadeWorkerDevice made = make_worker_device({.command = {FAKE_GPU_WORKER_PATH, "--uuid", "", "--export", exporter},
+                                              .slab_bytes = kSlab,
+                                              .arena_bytes = kArena,
+                                              .kept_arena_bytes = kept});
+  if (made.device == nullptr) throw std::runtime_error(made.why_not);
+  return std::move(made.device);
+}
+
 struct WorkerKind : FileKind {
-  std::unique_ptr<Device> make() { return started({}); }
-  std::unique_ptr<Device> make_next() { return started(kArena); }
-  static std::unique_ptr<Device> started(std::uint64_t kept) {
-    MadeWorkerDevice made = make_worker_device(
-        {.command = {FAKE_GPU_WORKER_PATH}, .slab_bytes = kSlab, .arena_bytes = kArena, .kept_arena_bytes = kept});
-    if (made.device == nullptr) throw std::runtime_error(made.why_not);
-    return std::move(made.device);
-  }
+  std::unique_ptr<Device> make() { return worker("vmm", 0); }
+  std::unique_ptr<Device> make_next() { return worker("vmm", kArena); }
+};
+
+struct LegacyWorkerKind : FileKind {
+  static constexpr bool kOutlives = false;
+  std::unique_ptr<Device> make() { return worker("legacy", 0); }
+  std::unique_ptr<Device> make_next() { return worker("legacy", kArena); }
 };
 
 INSTANTIATE_TYPED_TEST_SUITE_P(Host, DeviceConformance, HostKind);
 INSTANTIATE_TYPED_TEST_SUITE_P(Fake, DeviceConformance, FakeKind);
 INSTANTIATE_TYPED_TEST_SUITE_P(Worker, DeviceConformance, WorkerKind);
+INSTANTIATE_TYPED_TEST_SUITE_P(LegacyWorker, DeviceConformance, LegacyWorkerKind);
 
 TEST(HostDevice, RefusesSizesThatDoNotFit) {
   EXPECT_THROW(make_host_device(kArena, 4097, run_inline()), std::invalid_argument);

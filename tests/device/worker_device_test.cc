@@ -218,6 +218,81 @@ TEST_F(WorkerTest, AMirrorWithoutRoomIsAskedForAgain) {
   expect_mirror_equals_directory();
 }
 
+// --- memory that ends with its worker ---
+
+class LegacyWorkerTest : public WorkerTest {
+ protected:
+  LegacyWorkerTest() { faults("legacy=1"); }
+  WorkerOptions legacy_options() {
+    WorkerOptions o = options();
+    o.pages_lost = [this] { ++times_lost; };
+    return o;
+  }
+  int times_lost = 0;
+};
+
+TEST_F(LegacyWorkerTest, ASlabComesBackToItsOwnPlaceZeroed) {
+  start(legacy_options());
+  EXPECT_FALSE(device->can_adopt());
+  EXPECT_EQ(device->health().exporter, "legacy");
+  const auto made = [&](std::uint32_t i) {
+    return until([&] { return static_cast<bool>(device->create_slab(SlabId{i})); });
+  };
+  for (const std::uint32_t i : {4u, 1u, 5u, 0u, 3u, 2u}) ASSERT_TRUE(made(i)) << i;
+  for (std::uint32_t i = 0; i < kSlabs; ++i) fill(SlabId{i}, static_cast<std::uint16_t>(0x3000 + i));
+  const std::uint64_t serial = device->slab_serial(SlabId{2});
+  device->destroy_slab(SlabId{2});
+  EXPECT_EQ(device->create_slab(SlabId{2}).error().code, Errc::no_memory) << "its only spare is still being zeroed";
+  device->destroy_slab(SlabId{5});
+  ASSERT_TRUE(made(2));
+  ASSERT_TRUE(made(5));
+  EXPECT_NE(device->slab_serial(SlabId{2}), serial);
+  for (std::uint32_t i = 0; i < kSlabs; ++i) {
+    EXPECT_EQ(first_value(SlabId{i}), i == 2 || i == 5 ? 0 : 0x3000 + i);
+  }
+  submit(0, kSlab);
+  ASSERT_TRUE(settled());
+  EXPECT_EQ(last_error[1].code, Errc::ok);
+}
+
+TEST_F(LegacyWorkerTest, ItsEndIsTheEndOfThePages) {
+  faults("legacy=1,slow_us=1000000");
+  start(legacy_options());
+  ASSERT_TRUE(device->create_slab(SlabId{0}));
+  add_mirror();
+  open_mirror();
+  submit(0, 32768);
+  turn();
+  signal(SIGKILL);
+  ASSERT_TRUE(until([&] { return times_lost > 0; }));
+  EXPECT_EQ(last_error[1].code, Errc::context_lost);
+  EXPECT_THAT(lines.back(), HasSubstr("event=gpu_pages_lost uuid=GPU-00000000-0000-0000-0000-000000000000 why=\"the GPU "
+                                      "worker ended: it ended by itself with signal 9\" jobs_lost=1"));
+  EXPECT_THAT(device->health().text, HasSubstr("the pages are lost with the GPU worker"));
+  EXPECT_EQ(device->create_slab(SlabId{1}).error().code, Errc::no_memory);
+  device->destroy_slab(SlabId{0});
+  publish(3);
+  EXPECT_FALSE(until([&] { return device->health().restarts > 0 || times_lost > 1; }, 500));
+}
+
+TEST_F(LegacyWorkerTest, OneThatStandsStillIsKilledAllTheSame) {
+  start(legacy_options());
+  turn();
+  signal(SIGSTOP);
+  ASSERT_TRUE(until([&] { return times_lost > 0; }));
+  EXPECT_THAT(lines.back(), HasSubstr("it stood still for 200 ms"));
+}
+
+TEST_F(LegacyWorkerTest, FewerPlacesThanAskedForAreServed) {
+  faults("legacy=1,slabs=4");
+  MadeWorkerDevice made = make_worker_device(options());
+  ASSERT_NE(made.device, nullptr) << made.why_not;
+  EXPECT_EQ(made.device->slabs(), 3u);
+  for (std::uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(made.device->create_slab(SlabId{i}));
+  faults("legacy=1,slabs=1");
+  EXPECT_THAT(make_worker_device(options()).why_not, HasSubstr("0 of 6 slabs"));
+}
+
 // --- start-up ---
 
 TEST_F(WorkerTest, FewerSlabsThanAskedForAreServedAndSaid) {

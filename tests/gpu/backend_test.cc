@@ -242,7 +242,7 @@ TEST(Context, HelloNamesTheGpuAndAWrongNameIsAnsweredWithTheRightOnes) {
   EXPECT_GT(hello.free_bytes, 0u);
   EXPECT_EQ(kSlabBytes % hello.granularity, 0u);
   std::string why_not;
-  EXPECT_EQ(gpu::open_cuda("GPU-of-another-machine", why_not).error().code, Errc::system);
+  EXPECT_EQ(gpu::open_cuda("GPU-of-another-machine", {}, why_not).error().code, Errc::system);
   EXPECT_NE(why_not.find("GPU-of-another-machine"), std::string::npos) << why_not;
   EXPECT_NE(why_not.find(hello.uuid), std::string::npos) << why_not;
 }

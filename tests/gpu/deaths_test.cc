@@ -48,8 +48,13 @@ KVQ_ROLE(gpu_victim) {
   return 4;  // nobody killed it
 }
 
-TEST(DeathOnGpu, KilledServersLeaveTheirMemoryToOthersAndTouchNothingOfTheirs) {
-  DaemonProcess daemon(gpu_settings(0.97));
+// Of the way in which kvqd passes memory on.
+class ServerDeathOnGpu : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Over, ServerDeathOnGpu, ::testing::Values("vmm", "legacy"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(ServerDeathOnGpu, KilledServersLeaveTheirMemoryToOthersAndTouchNothingOfTheirs) {
+  DaemonProcess daemon(gpu_settings(0.97, GetParam()));
   GpuModel gpu(daemon.socket(), {.floor_dense = true});  // what it has is not quantized, so its bytes stay
   const auto tokens = token_stream(1, 200);
   Sequence sequence = gpu.model().open({});
@@ -114,7 +119,7 @@ KVQ_ROLE(gpu_successor) {
 }
 
 TEST(DeathOnGpu, WriteToTheMirrorFaultsItsProcessAloneAndAnotherGoesOnFromItsPages) {
-  DaemonProcess daemon(gpu_settings(0.9));
+  DaemonProcess daemon(gpu_settings(0.9, "vmm"));
   GpuModel gpu(daemon.socket());
   const auto tokens = token_stream(1, 100);
   Sequence sequence = gpu.model().open({});
@@ -157,7 +162,7 @@ nlohmann::json ask(RawSession& session, double& longest_ms) {
 }
 
 TEST(DeathOnGpu, WorkerKilledAndStoppedInTheMiddleOfTranscodesLosesNothing) {
-  DaemonProcess daemon(gpu_settings(0.1) + "worker_deadline_ms = 300\n");
+  DaemonProcess daemon(gpu_settings(0.1, "vmm") + "worker_deadline_ms = 300\n");
   GpuModel gpu(daemon.socket());
   const auto tokens = token_stream(3, 8 * KVQ_PAGE_TOKENS);
   Sequence sequence = gpu.model().open({});

@@ -250,10 +250,10 @@ void expect_lost(kvq_status status, const char* what) {
   expect(std::string(kvq_last_error()).find("start the process anew") != std::string::npos, "text");
 }
 
-std::string gpu_settings(double quantize_at) {
+std::string gpu_settings(double quantize_at, const std::string& exporter) {
   std::ostringstream out;
   out << "device = \"cuda\"\narena_bytes = \"32MiB\"\nslab_bytes = \"2MiB\"\nmax_pages = 4096\nreserve_slabs = 1\n"
-      << "residual_window_pages = 0\n"
+      << "gpu_export = \"" << exporter << "\"\nresidual_window_pages = 0\n"
       << "quantize_at = " << quantize_at << "\nevict_at = 0.98\nrefuse_at = 0.99\nrelief = 0.01\n"
       << "log_level = \"debug\"\n";
   return out.str();

@@ -22,9 +22,9 @@ void die(const Error& error, const char* file, int line) {
   std::exit(77);
 }
 
-std::unique_ptr<gpu::Backend> open_backend() {
+std::unique_ptr<gpu::Backend> open_backend(std::optional<gpu::Exporter> exporter) {
   std::string why_not;
-  auto backend = gpu::open_cuda("", why_not);
+  auto backend = gpu::open_cuda("", exporter, why_not);
   if (!backend) {
     std::fprintf(stderr, "no backend: %s\n", why_not.c_str());
     std::exit(77);
@@ -34,6 +34,13 @@ std::unique_ptr<gpu::Backend> open_backend() {
 
 Imported::Imported(int fd, std::uint64_t bytes, cuda::Access access) {
   KVQ_ASSERT(cudaFree(nullptr) == cudaSuccess);  // the context
+  if (cuda::is_legacy_file(fd)) {
+    const auto part = KVQ_MUST(cuda::read_legacy_file(fd));
+    KVQ_ASSERT(part->bytes == bytes);
+    allocation = std::move(*KVQ_MUST(cuda::LegacyImport::open(part->handle)));
+    offset = part->offset;
+    return;
+  }
   const auto memory = KVQ_MUST(cuda::Physical::import(fd));
   range = std::move(*KVQ_MUST(cuda::AddressRange::reserve(0, bytes)));
   mapping = std::move(*KVQ_MUST(range.map(0, bytes, *memory, access)));

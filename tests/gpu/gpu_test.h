@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "daemon/gpu/backend.h"
+#include "kernels/cuda/legacy_memory.h"
 #include "kernels/cuda/vmm.h"
 #include "tests/support/role_process.h"
 
@@ -21,14 +22,16 @@ namespace kvq::test {
     return result;                                                     \
   }(expression))
 
-std::unique_ptr<gpu::Backend> open_backend();
+std::unique_ptr<gpu::Backend> open_backend(std::optional<gpu::Exporter> exporter = {});
 
-// Memory of another process, or of this one, by its descriptor.
+// Memory of another process, or of this one, by its descriptor; a handle file is another's, and always writable.
 struct Imported {
   cuda::AddressRange range;
   cuda::Mapping mapping;
+  cuda::LegacyImport allocation;
+  std::uint64_t offset = 0;  // in the allocation
   Imported(int fd, std::uint64_t bytes, cuda::Access access);
-  std::uint64_t base() const { return mapping.base(); }
+  std::uint64_t base() const { return allocation.base() != 0 ? allocation.base() + offset : mapping.base(); }
 };
 
 void upload(std::uint64_t to, const std::vector<std::byte>& bytes);

@@ -20,6 +20,7 @@ kvq_gpu_test(gpu_backend_test
   tests/gpu/backend_test.cc
   tests/gpu/backend_times_test.cc
   tests/gpu/device_code.cu
+  tests/gpu/exporter_test.cc
   tests/gpu/gpu_test.cc
   tests/support/role_process.cc)
 target_link_libraries(gpu_backend_test kvq_bench_rows kvq_gpu_backend kvq_kernels GTest::gtest)
@@ -35,11 +36,11 @@ kvq_gpu_test(gpu_client_test
   tests/gpu/gpu_model.cc
   tests/gpu/node_test.cc)
 target_link_libraries(gpu_client_test kvq_test_support kvq_kernels_cuda)
-# What kvqd-gpu says where no GPU is; runs everywhere.
-add_executable(kvqd_gpu_test tests/gpu/worker_program_test.cc)
+# What kvqd-gpu says where no GPU is, and the files of handles; runs everywhere.
+add_executable(kvqd_gpu_test tests/gpu/handle_file_test.cc tests/gpu/worker_program_test.cc)
 target_include_directories(kvqd_gpu_test PRIVATE ${CMAKE_SOURCE_DIR})
 target_compile_definitions(kvqd_gpu_test PRIVATE KVQD_GPU_PATH="$<TARGET_FILE:kvqd-gpu>")
-target_link_libraries(kvqd_gpu_test kvq_gpu_worker GTest::gmock_main)
+target_link_libraries(kvqd_gpu_test kvq_gpu_worker kvq_kernels_cuda GTest::gmock_main)
 add_dependencies(kvqd_gpu_test kvqd-gpu)
 gtest_discover_tests(kvqd_gpu_test PROPERTIES LABELS unit)
 # Benchmarks.

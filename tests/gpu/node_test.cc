@@ -1,4 +1,5 @@
-// Several processes and a real kvqd on one GPU: a shared prefix, pages quantized under their readers.
+// Several processes and a real kvqd on one GPU: a shared prefix, pages quantized under their readers; over descriptors
+// and over legacy handles.
 //
 // Invariant: every attention result is compared with the oracle over the bytes that it read.
 #include <gtest/gtest.h>
@@ -10,10 +11,19 @@
 #include "tests/gpu/client_kernels.h"
 #include "tests/gpu/gpu_model.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/held_daemon.h"
 #include "tests/support/role_process.h"
 
 namespace kvq::test {
 namespace {
+
+// Of the way in which kvqd passes memory on.
+class NodeOnGpu : public ::testing::TestWithParam<const char*> {
+ protected:
+  static std::string settings(double quantize_at) { return gpu_settings(quantize_at, GetParam()); }
+};
+INSTANTIATE_TEST_SUITE_P(Over, NodeOnGpu, ::testing::Values("vmm", "legacy"),
+                         [](const auto& info) { return std::string(info.param); });
 
 // Arguments: socket. Opens what another process wrote and reads all of it.
 KVQ_ROLE(gpu_sharer) {
@@ -30,8 +40,8 @@ KVQ_ROLE(gpu_sharer) {
   return 0;
 }
 
-TEST(NodeOnGpu, SecondProcessAttendsToThePagesOfTheFirst) {
-  DaemonProcess daemon(gpu_settings(0.9));
+TEST_P(NodeOnGpu, SecondProcessAttendsToThePagesOfTheFirst) {
+  DaemonProcess daemon(settings(0.9));
   GpuModel gpu(daemon.socket());
   EXPECT_STREQ(gpu.model().info().device, "cuda");
   const auto tokens = token_stream(1, 200);
@@ -46,8 +56,8 @@ TEST(NodeOnGpu, SecondProcessAttendsToThePagesOfTheFirst) {
   EXPECT_EQ(sharer.wait(), 0);
 }
 
-TEST(NodeOnGpu, SealWaitsForTheGpu) {
-  DaemonProcess daemon(gpu_settings(0.9));
+TEST_P(NodeOnGpu, SealWaitsForTheGpu) {
+  DaemonProcess daemon(settings(0.9));
   GpuModel gpu(daemon.socket());
   const auto tokens = token_stream(2, 64);
   Sequence sequence = gpu.model().open({});
@@ -93,8 +103,8 @@ KVQ_ROLE(gpu_moving_reader) {
   return total.dense > 0 && total.mixed >= 200 && gpu.fault().status == KVQ_OK ? 0 : 4;
 }
 
-TEST(NodeOnGpu, PagesAreQuantizedUnderAReaderThatSeesOneFormatOrTheOther) {
-  DaemonProcess daemon(gpu_settings(0.2));
+TEST_P(NodeOnGpu, PagesAreQuantizedUnderAReaderThatSeesOneFormatOrTheOther) {
+  DaemonProcess daemon(settings(0.2));
   GpuModel gpu(daemon.socket());
   const auto tokens = token_stream(3, 6 * KVQ_PAGE_TOKENS);
   Sequence sequence = gpu.model().open({});
@@ -116,6 +126,32 @@ TEST(NodeOnGpu, PagesAreQuantizedUnderAReaderThatSeesOneFormatOrTheOther) {
   // A cut inside a quantized page makes it dense again, by a copy on the GPU.
   sequence.truncate(3 * KVQ_PAGE_TOKENS + 10, 10'000);
   gpu.attend_and_check(sequence.block_table(), 3 * KVQ_PAGE_TOKENS + 10, 1, test_seed());
+}
+
+// The session is lost when the connection breaks, not when the next kvqd says so: what it maps is in that one's way.
+TEST(NodeOverLegacyHandles, PagesEndWithKvqdAndTheNextStartsClean) {
+  HeldDaemon daemon(gpu_settings(0.9, "legacy"));
+  const auto tokens = token_stream(8, 200);
+  {
+    GpuModel gpu(daemon.socket());
+    Sequence sequence = gpu.model().open({});
+    gpu.write(sequence, 0, tokens);
+    gpu.tiny().await_cached(tokens, 192);
+    daemon.kill();
+    kvq_status status = KVQ_OK;
+    await("the session's end", [&] { return (status = kvq_credits_request(gpu.get(), 1, 100)) != KVQ_OK; });
+    EXPECT_EQ(status, KVQ_ERR_DAEMON_GONE);
+    EXPECT_NE(std::string(kvq_last_error()).find("this GPU's memory ends with kvqd"), std::string::npos)
+        << kvq_last_error();
+  }
+  daemon.await_lives(2);
+  EXPECT_NE(daemon.log().find("event=adopt_refused"), std::string::npos) << daemon.log();
+  GpuModel gpu(daemon.socket());
+  EXPECT_EQ(gpu.model().lookup(tokens).cached_tokens, 0u);
+  Sequence sequence = gpu.model().open({});
+  gpu.write(sequence, 0, tokens);
+  gpu.tiny().await_cached(tokens, 192);
+  EXPECT_EQ(gpu.attend_and_check(sequence.block_table(), 200, 1, test_seed()).exact, 1u);
 }
 
 }  // namespace

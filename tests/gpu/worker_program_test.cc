@@ -54,7 +54,7 @@ const auto kCause =
 
 TEST(KvqdGpu, WrongUseIsOneLineThatShowsTheRightOne) {
   for (const std::vector<std::string>& wrong : std::vector<std::vector<std::string>>{
-           {}, {"--help"}, {"--uuid"}, {"--list", "all"}, {"--uuid", "GPU-1", "more"}, {"GPU-1"}}) {
+           {}, {"--help"}, {"--uuid"}, {"--list", "all"}, {"--uuid", "GPU-1", "more"}, {"GPU-1"}, {"--uuid", "GPU-1", "--export", "ipc"}, {"--uuid", "GPU-1", "--list", "vmm"}}) {
     const Ended ended = run(wrong);
     EXPECT_EQ(ended.code, 2);
     EXPECT_THAT(ended.said, HasSubstr("kvqd-gpu --list"));
@@ -63,7 +63,8 @@ TEST(KvqdGpu, WrongUseIsOneLineThatShowsTheRightOne) {
 }
 
 TEST(KvqdGpu, WithoutAGpuItSaysTheCause) {
-  for (const std::vector<std::string>& use : std::vector<std::vector<std::string>>{{"--list"}, {"--uuid", "GPU-1"}}) {
+  for (const std::vector<std::string>& use : std::vector<std::vector<std::string>>{
+           {"--list"}, {"--uuid", "GPU-1"}, {"--uuid", "GPU-1", "--export", "legacy"}}) {
     const Ended ended = run(use);
     EXPECT_EQ(ended.code, 3);
     EXPECT_THAT(ended.said, kCause);

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <thread>
 
 #include "tests/e2e/process.h"
@@ -17,6 +18,8 @@
 #include "tests/support/daemon_process.h"
 #include "tests/support/held_daemon.h"
 #include "tests/support/raw_session.h"
+#include "tests/support/role_process.h"
+#include "tests/support/tiny_model.h"
 
 namespace kvq::test {
 namespace {
@@ -28,8 +31,8 @@ std::string settings(const std::string& more = "") {
   return "device = \"cuda\"\ngpu_worker = \"" FAKE_GPU_WORKER_PATH
          "\"\nworker_deadline_ms = 200\narena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\nmax_pages = 1024\n"
          "reserve_slabs = 1\nquantize_at = 0.1\nevict_at = 0.8\nrefuse_at = 0.95\nrelief = 0.02\n"
-         "residual_window_pages = 1\n[[tenants]]\nname = \"mine\"\nuids = [0]\n" +
-         more;
+         "residual_window_pages = 1\n" +
+         more + "[[tenants]]\nname = \"mine\"\nuids = [0]\n";
 }
 
 // A zombie has nothing open any more; who reaps it is the machine's affair.
@@ -102,6 +105,108 @@ TEST(GpuWorker, ItsPagesOutliveKvqdAndItself) {
   EXPECT_EQ(decoder.end(), 0) << daemon.log();
   EXPECT_EQ(daemon.log().find("adopt_refused"), std::string::npos) << daemon.log();
   EXPECT_EQ(books.close(), "") << daemon.log();
+}
+
+// Spares of a legacy worker are bound to their places, which come and go all the while under this pressure.
+TEST(GpuWorker, ClientsDecodeOverALegacyOne) {
+  HeldDaemon daemon(settings("gpu_export = \"legacy\"\n"));
+  EXPECT_NE(daemon.log().find("passes its memory on by legacy handles"), std::string::npos) << daemon.log();
+  EXPECT_EQ(status_of(daemon)["device_health"]["export"], "legacy");
+  const Books books(daemon, 1, true);
+  DecoderProcess one(daemon.socket(), 1), two(daemon.socket(), 2);
+  one.decode_for(3000);
+  EXPECT_GT(one.report().turns, 0u) << daemon.log();
+  EXPECT_GT(two.report().turns, 0u) << daemon.log();
+  EXPECT_GT(status_of(daemon)["transcodes"]["done"], 0u);
+  EXPECT_EQ(one.end(), 0) << daemon.log();
+  EXPECT_EQ(two.end(), 0) << daemon.log();
+  EXPECT_EQ(daemon.lives(), 1u);
+  EXPECT_EQ(books.close(), "") << daemon.log();
+}
+
+// Arguments: socket. Writes a prefix, says so, and then says how its next request that needs the daemon ends.
+KVQ_ROLE(bereaved) {
+  TinyModel tiny(arguments[0], {});
+  const auto tokens = token_stream(7, 128);
+  Sequence sequence = tiny.model().open({});
+  tiny.write(sequence, 0, tokens, 20'000);
+  tiny.await_cached(tokens, 128);
+  say("written");
+  hear();
+  for (;;) {  // until then it goes on with what it has
+    const kvq_status status = kvq_credits_request(tiny.get(), 1, 30'000);
+    if (status == KVQ_OK) continue;
+    say(std::to_string(status));
+    return 0;
+  }
+}
+
+std::string exits_of(const HeldDaemon& daemon) {
+  std::string out;
+  std::istringstream log(daemon.log());
+  for (std::string line; std::getline(log, line);) {
+    if (line.find("died") != std::string::npos) out += line.substr(line.find("died")) + "\n";
+  }
+  return out;
+}
+
+TEST(GpuWorker, PagesOfALegacyOneEndWithItAndKvqdStartsClean) {
+  HeldDaemon daemon(settings("gpu_export = \"legacy\"\n"));
+  RoleProcess client("bereaved", {daemon.socket()});
+  ASSERT_EQ(client.hear(), "written");
+  ::kill(worker_of(daemon.pid()), SIGKILL);
+  daemon.await_lives(2);
+  client.say("go");
+  EXPECT_EQ(client.hear(), std::to_string(KVQ_ERR_DAEMON_GONE)) << "its session is lost, by a typed error";
+  EXPECT_EQ(client.wait(), 0);
+  EXPECT_NE(exits_of(daemon).find("exit code 6"), std::string::npos) << daemon.log();
+  const std::string log = daemon.log();
+  EXPECT_NE(log.find("event=gpu_pages_lost"), std::string::npos) << log;
+  EXPECT_NE(log.find("why=\"the GPU worker ended: it ended by itself with signal 9\""), std::string::npos) << log;
+  const json status = status_of(daemon);
+  EXPECT_EQ(status["adopt"]["refused"], "the GPU's memory is passed on by legacy handles and ended with its worker");
+  EXPECT_EQ(status["sessions"], 0);
+  DecoderProcess next(daemon.socket(), 1);
+  next.decode_for(300);
+  EXPECT_GT(next.report().turns, 0u);
+  EXPECT_EQ(next.end(), 0);
+}
+
+TEST(GpuWorker, WhatALegacyKvqdLeavesIsRefused) {
+  HeldDaemon daemon(settings("gpu_export = \"legacy\"\n"));
+  RoleProcess client("bereaved", {daemon.socket()});
+  ASSERT_EQ(client.hear(), "written");
+  daemon.kill();
+  daemon.await_lives(2);
+  EXPECT_NE(daemon.log().find("event=adopt_refused"), std::string::npos) << daemon.log();
+  client.say("go");
+  EXPECT_EQ(client.hear(), std::to_string(KVQ_ERR_DAEMON_GONE));
+  EXPECT_EQ(client.wait(), 0);
+}
+
+TEST(GpuWorker, ALegacyKvqdThatIsToldToEndLeavesNothing) {
+  HeldDaemon daemon(settings("gpu_export = \"legacy\"\n"));
+  RoleProcess client("bereaved", {daemon.socket()});
+  ASSERT_EQ(client.hear(), "written");
+  daemon.upgrade();
+  daemon.await_lives(2);
+  const json adopt = status_of(daemon)["adopt"];
+  EXPECT_EQ(adopt["adopted"], false);
+  EXPECT_EQ(adopt["refused"], "");
+  client.say("go");
+  EXPECT_EQ(client.hear(), std::to_string(KVQ_ERR_DAEMON_GONE));
+  EXPECT_EQ(client.wait(), 0);
+}
+
+TEST(GpuWorker, AutoTakesLegacyHandlesOnlyWhereDescriptorsCannotPass) {
+  const auto exporter = [](const std::string& asked, const std::string& faults) {
+    const HeldDaemon daemon(settings("gpu_export = \"" + asked + "\"\n"), {"KVQ_FAKE_GPU=" + faults});
+    return status_of(daemon)["device_health"]["export"].get<std::string>();
+  };
+  EXPECT_EQ(exporter("auto", ""), "vmm");
+  EXPECT_EQ(exporter("auto", "no_vmm=1"), "legacy");
+  EXPECT_EQ(exporter("legacy", ""), "legacy");
+  EXPECT_THROW(exporter("vmm", "no_vmm=1"), std::runtime_error);
 }
 
 // The best of several, since other programs run here, too: a kvqd that waits for its worker would be late each time.

@@ -33,7 +33,8 @@ bool meet(const std::string& path, std::uint64_t workers) {
 
 int main(int argc, char** argv) {
   const bool lists = argc == 2 && std::string_view(argv[1]) == "--list";
-  const std::string uuid = argc == 3 && std::string_view(argv[1]) == "--uuid" ? argv[2] : "";
+  const std::string uuid = argc >= 3 && std::string_view(argv[1]) == "--uuid" ? argv[2] : "";
+  const std::string exporter = argc == 5 && std::string_view(argv[3]) == "--export" ? argv[4] : "auto";
   std::string text = from_environment("KVQ_FAKE_GPU");
   const std::string shown = from_environment("KVQ_FAKE_GPUS");
   bool found = shown.empty();
@@ -58,5 +59,7 @@ int main(int argc, char** argv) {
   const std::string place = from_environment("KVQ_FAKE_GPUS_MEET");
   if (!place.empty() && !meet(place, lines)) return kvq::gpu::refuse_worker("the other workers were not started");
   if (!faults.no_gpu.empty()) return kvq::gpu::refuse_worker(faults.no_gpu);
+  if (faults.no_vmm && exporter == "vmm") return kvq::gpu::refuse_worker("no descriptors of this GPU's memory");
+  faults.legacy = faults.legacy || exporter == "legacy" || (faults.no_vmm && exporter == "auto");
   return kvq::gpu::run_worker(kvq::testing::make_memory_backend(faults));
 }

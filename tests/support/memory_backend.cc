@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -44,6 +45,7 @@ class MemoryBackend final : public gpu::Backend {
     h.free_bytes = faults_.total_bytes / 2;
     h.overhead_bytes = 1 << 20;
     h.granularity = kGranularity;
+    h.exporter = faults_.legacy ? gpu::Exporter::legacy : gpu::Exporter::vmm;
     return h;
   }
 
@@ -54,11 +56,12 @@ class MemoryBackend final : public gpu::Backend {
     base_ = static_cast<std::byte*>(p);
     slab_bytes_ = slab_bytes;
     files_.resize(slabs);
-    return {};
+    return faults_.legacy ? make_places(slabs) : Result<void>();
   }
 
   Result<gpu::NewMemory> make_slab() override {
     call();
+    if (faults_.legacy) return offer_place();
     if (made_slabs() >= faults_.slabs) return Error{Errc::no_memory, 2, "injected: no room for a slab"};
     Result<Descriptor> file = make_memory_file("kvq-slab", slab_bytes_);
     if (!file) return file.error();
@@ -70,6 +73,7 @@ class MemoryBackend final : public gpu::Backend {
 
   Result<void> place_slab(SlabId slab, std::uint64_t serial) override {
     call();
+    if (faults_.legacy) return fill_place(slab, serial);
     const auto spare = spares_.find(serial);
     if (spare == spares_.end()) return Error{Errc::stale_id, 0, "no spare of that serial"};
     const Result<void> done = map(slab, std::move(spare->second));
@@ -79,6 +83,7 @@ class MemoryBackend final : public gpu::Backend {
 
   Result<void> adopt_slab(SlabId slab, std::uint64_t, Descriptor file) override {
     call();
+    if (faults_.legacy) return kEnded;
     if (raw(slab) == faults_.refuse_slab) return Error{Errc::system, 1, "injected: this slab cannot be imported"};
     if (raw(slab) == faults_.no_room_for_slab) return Error{Errc::no_memory, 2, "injected: no room to map this slab"};
     return map(slab, std::move(file));
@@ -86,6 +91,10 @@ class MemoryBackend final : public gpu::Backend {
 
   void release_slab(SlabId slab) override {
     call();
+    if (faults_.legacy) {
+      places_.at(raw(slab)) = {};
+      return;
+    }
     ::mmap(place(slab), slab_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     files_.at(raw(slab)).reset();
   }
@@ -102,6 +111,7 @@ class MemoryBackend final : public gpu::Backend {
 
   Result<void> adopt_mirror(TenantId tenant, std::uint32_t entries, Descriptor file) override {
     call();
+    if (faults_.legacy) return kEnded;
     if (raw(tenant) == faults_.refuse_mirror) return Error{Errc::system, 1, "injected: this mirror cannot be imported"};
     return map_mirror(tenant, entries, std::move(file));
   }
@@ -162,6 +172,11 @@ class MemoryBackend final : public gpu::Backend {
     std::uint64_t bytes;
     std::uint32_t entries;
   };
+  struct Place {  // legacy: neither: free
+    std::uint64_t spare = 0;
+    bool taken = false;
+  };
+  static constexpr Error kEnded{Errc::stale_id, 0, "memory of a legacy handle ends with the worker that made it"};
   struct Batch {
     std::vector<EntryWrite> writes;
     Clock::time_point due;
@@ -181,6 +196,32 @@ class MemoryBackend final : public gpu::Backend {
     std::uint64_t n = spares_.size();
     for (const auto& file : files_) n += file ? 1 : 0;
     return n;
+  }
+
+  // One fewer than fit, as the real one.
+  Result<void> make_places(std::uint32_t slabs) {
+    places_.resize(faults_.slabs < slabs ? std::max<std::uint64_t>(faults_.slabs, 1) - 1 : slabs);
+    for (std::uint32_t i = 0; i < places_.size(); ++i) {
+      Result<Descriptor> file = make_memory_file("kvq-slab", slab_bytes_);
+      if (!file) return file.error();
+      if (const Result<void> mapped = map(SlabId{i}, std::move(*file)); !mapped) return mapped;
+    }
+    return {};
+  }
+  Result<gpu::NewMemory> offer_place() {
+    for (std::uint32_t i = 0; i < places_.size(); ++i) {
+      if (places_[i].taken || places_[i].spare != 0) continue;
+      std::memset(place(SlabId{i}), 0, slab_bytes_);
+      places_[i].spare = ++serials_ << 32 | ::getpid();
+      return gpu::NewMemory{Descriptor(::fcntl(files_[i]->get(), F_DUPFD_CLOEXEC, 0)), places_[i].spare, i};
+    }
+    return Error{Errc::no_memory, 2, "injected: no place is left"};
+  }
+  Result<void> fill_place(SlabId slab, std::uint64_t serial) {
+    Place& p = places_.at(raw(slab));
+    if (p.taken || serial == 0 || p.spare != serial) return Error{Errc::stale_id, 0, "no spare of that place"};
+    p = {.spare = 0, .taken = true};
+    return {};
   }
 
   Result<void> map(SlabId slab, Descriptor file) {
@@ -240,11 +281,12 @@ class MemoryBackend final : public gpu::Backend {
   std::byte* base_ = nullptr;
   std::vector<std::optional<Descriptor>> files_;
   std::map<std::uint64_t, Descriptor> spares_;
+  std::vector<Place> places_;
   std::map<TenantId, Mirror> mirrors_;
   std::map<std::uint32_t, ModelGeometry> models_;
   std::deque<Batch> batches_;
   std::deque<Queued> queue_;
-  std::uint64_t written_ = 0, jobs_ = 0, entries_ = 0, calls_ = 0;
+  std::uint64_t written_ = 0, serials_ = 0, jobs_ = 0, entries_ = 0, calls_ = 0;
   bool struck_ = false;
 };
 
@@ -261,12 +303,15 @@ GpuFaults parse_faults(const std::string& text) {
       {"hang_at_call", &f.hang_at_call}, {"lose_at_job", &f.lose_at_job},
       {"refuse_slab", &f.refuse_slab},   {"refuse_mirror", &f.refuse_mirror},
       {"total_bytes", &f.total_bytes},   {"no_room_for_slab", &f.no_room_for_slab}};
+  const std::map<std::string, bool*> switches = {{"legacy", &f.legacy}, {"no_vmm", &f.no_vmm}};
   const std::map<std::string, std::string*> texts = {{"uuid", &f.uuid}, {"no_gpu", &f.no_gpu}, {"once", &f.once}};
   std::istringstream parts(text);
   for (std::string part; std::getline(parts, part, ',');) {
     const std::string key = part.substr(0, part.find('=')), value = part.substr(part.find('=') + 1);
     if (const auto number = numbers.find(key); number != numbers.end()) {
       *number->second = std::stoull(value);
+    } else if (const auto on = switches.find(key); on != switches.end()) {
+      *on->second = value == "1";
     } else if (const auto word = texts.find(key); word != texts.end()) {
       *word->second = value;
     } else {

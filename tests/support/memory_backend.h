@@ -2,7 +2,8 @@
 // request.
 //
 // Invariant: as the Backend demands, apart from the faults that it was told. Writes to mirrors and results of jobs
-// appear only when their delay is over, in order, so whoever counts on them too early is seen to.
+// appear only when their delay is over, in order, so whoever counts on them too early is seen to. A legacy one keeps one
+// file for each place of the arena, which stand for parts of one allocation.
 #pragma once
 
 #include <deque>
@@ -24,6 +25,8 @@ struct GpuFaults {
   std::uint64_t lose_at_job = 0;                                       // the context is lost with the n-th
   std::uint64_t refuse_slab = UINT64_MAX, refuse_mirror = UINT64_MAX;  // cannot be adopted
   std::uint64_t no_room_for_slab = UINT64_MAX;                         // likewise, for now
+  bool legacy = false;  // memory as a legacy exporter has it: one spare for each place, and nothing outlives the worker
+  bool no_vmm = false;  // it can have it in no other way
   std::string uuid = "GPU-00000000-0000-0000-0000-000000000000";
   std::uint64_t total_bytes = std::uint64_t{1} << 30;
   std::string no_gpu;  // there is none, and why

@@ -26,7 +26,8 @@ pid_t start_child(const std::vector<std::string>& argv, const std::vector<Passed
 struct End {
   int exit_code = 0;  // when signal is 0
   int signal = 0;
-  bool died() const { return signal != 0 || exit_code == 1; }  // not of its own choice: worth another start
+  // Not of its own choice: worth another start. 6: its pages ended with a GPU's worker (daemon/exit_code.h).
+  bool died() const { return signal != 0 || exit_code == 1 || exit_code == 6; }
   std::string text() const;
 };
 

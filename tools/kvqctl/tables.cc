@@ -124,7 +124,7 @@ std::string device_line(const Json& s) {
   const Json& health = s.at("device_health");
   const std::string uuid = health.at("uuid"), text = health.at("text");
   std::string out = s.at("device").get<std::string>();
-  if (!uuid.empty()) out += " " + uuid;
+  if (!uuid.empty()) out += " " + uuid + " (" + health.at("export").get<std::string>() + ")";
   out += health.at("state") == "ok" ? ", ok" : ", DEGRADED: " + text;
   if (uuid.empty()) return out;
   return out + "; " + number(health.at("worker_restarts")) + " worker restarts; holds " + mib(health.at("held_bytes")) +
