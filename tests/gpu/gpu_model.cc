@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "client/abi.h"
+#include "kernels/cuda/vmm.h"
 #include "kernels/half.h"
 #include "kvq/page_format.h"
 
@@ -251,8 +252,11 @@ void expect_lost(kvq_status status, const char* what) {
 }
 
 std::string gpu_settings(double quantize_at, const std::string& exporter) {
+  const auto gpus = cuda::visible_gpus();
+  if (!gpus) throw std::runtime_error(gpus.error().context);
   std::ostringstream out;
-  out << "device = \"cuda\"\narena_bytes = \"32MiB\"\nslab_bytes = \"2MiB\"\nmax_pages = 4096\nreserve_slabs = 1\n"
+  out << "device = \"" << gpus->front().uuid
+      << "\"\narena_bytes = \"32MiB\"\nslab_bytes = \"2MiB\"\nmax_pages = 4096\nreserve_slabs = 1\n"
       << "gpu_export = \"" << exporter << "\"\nresidual_window_pages = 0\n"
       << "quantize_at = " << quantize_at << "\nevict_at = 0.98\nrefuse_at = 0.99\nrelief = 0.01\n"
       << "log_level = \"debug\"\n";

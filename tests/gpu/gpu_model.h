@@ -116,7 +116,7 @@ class GpuModel {
 void expect(bool truth, const char* what);
 void expect_lost(kvq_status status, const char* what);  // CONTEXT_LOST, with what to do
 
-// Of a kvqd on the GPU with room for 1,024 dense pages of 32 KiB. `exporter`: vmm or legacy.
+// Of a kvqd on the first GPU, with room for 1,024 dense pages of 32 KiB. `exporter`: vmm or legacy.
 std::string gpu_settings(double quantize_at, const std::string& exporter);
 
 // Waits until `done`; throws after 20 s.

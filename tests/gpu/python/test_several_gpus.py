@@ -96,7 +96,8 @@ def test_the_loss_of_one_worker_is_nothing_to_the_other_gpu(daemon):
     servers = {uuid_of(number): start(daemon, uuid_of(number), "0,1", seconds=3.0) for number in (0, 1)}
     for server in servers.values():
         assert server.stdout.readline().strip() == "decoding"
-    found = subprocess.run(["pgrep", "-f", f"kvqd-gpu --uuid {uuid_of(1)}"], capture_output=True, text=True).stdout.split()
+    search = ["pgrep", "-P", str(daemon.pid), "-f", f"kvqd-gpu --uuid {uuid_of(1)}"]
+    found = subprocess.run(search, capture_output=True, text=True).stdout.split()
     assert len(found) == 1, found
     os.kill(int(found[0]), signal.SIGKILL)
     for uuid, server in servers.items():
