@@ -75,17 +75,18 @@ std::unique_ptr<Device> make_device(const DeviceParts& parts, const std::string&
                                     const std::optional<KeptArena>& kept) {
   const Config& config = parts.config;
   if (uuid.empty()) return make_host_device(config.arena_bytes, config.slab_bytes, parts.run);
-  MadeWorkerDevice made = make_worker_device({.command = {worker_program(config), "--uuid", uuid, "--export", config.gpu_export},
-                                              .uuid = uuid,
-                                              .slab_bytes = config.gpu_slab_bytes,
-                                              .arena_bytes = config.arena_bytes,
-                                              .arena_share = config.arena_percent / 100.0,
-                                              .kept_arena_bytes = kept_bytes(config, kept),
-                                              .least_slabs = config.reserve_slabs + 1,
-                                              .deadline_ms = config.worker_deadline_ms,
-                                              .keep_worker = [&keeper](int pidfd) { keeper.keep(kWorkerName, pidfd); },
-                                              .log = parts.log,
-                                              .pages_lost = parts.pages_lost});
+  MadeWorkerDevice made =
+      make_worker_device({.command = {worker_program(config), "--uuid", uuid, "--export", config.gpu_export},
+                          .uuid = uuid,
+                          .slab_bytes = config.gpu_slab_bytes,
+                          .arena_bytes = config.arena_bytes,
+                          .arena_share = config.arena_percent / 100.0,
+                          .kept_arena_bytes = kept_bytes(config, kept),
+                          .least_slabs = config.reserve_slabs + 1,
+                          .deadline_ms = config.worker_deadline_ms,
+                          .keep_worker = [&keeper](int pidfd) { keeper.keep(kWorkerName, pidfd); },
+                          .log = parts.log,
+                          .pages_lost = parts.pages_lost});
   if (made.device == nullptr) throw DeviceRefused("device = " + uuid + ": " + made.why_not, made.no_device);
   if (!made.warning.empty()) parts.log("event=warning text=\"" + made.warning + "\"");
   const DeviceHealth health = made.device->health();

@@ -29,9 +29,8 @@ Result<Descriptor> SlabBook::reader_of(const Descriptor& file) const {
 
 Result<void> SlabBook::create(WorkerLink& link, SlabId slab) {
   KVQ_ASSERT(raw(slab) < slabs_.size() && !slabs_[raw(slab)]);
-  const auto spare = std::find_if(spares_.begin(), spares_.end(), [slab](const Spare& s) {
-    return s.index == gpu::kAnySlab || s.index == raw(slab);
-  });
+  const auto spare = std::find_if(spares_.begin(), spares_.end(),
+                                  [slab](const Spare& s) { return s.index == gpu::kAnySlab || s.index == raw(slab); });
   if (spare == spares_.end()) return Error{Errc::no_memory, 0, "the GPU worker has no spare slab now"};
   Result<Descriptor> reader = reader_of(spare->file);
   if (!reader) return reader.error();
