@@ -1,5 +1,6 @@
-// The CUDA device as this process has it: slabs and the directory's mirror imported into one range of GPU addresses, or,
-// where kvqd has no descriptors of such memory but handle files, the whole arena opened at the driver's place for it.
+// The CUDA device as this process has it: slabs and the directory's mirror imported into one range of GPU addresses,
+// or, where kvqd has no descriptors of such memory but handle files, the whole arena opened at the driver's place for
+// it.
 //
 // Invariant: the GPU's primary context is current in every driver call made here, on whatever thread (ContextScope),
 // and the thread that had another gets it back. A context that was lost, by a fault or by somebody's cudaDeviceReset,

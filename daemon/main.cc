@@ -106,8 +106,8 @@ Needs needs_of(const Config& config, const DeviceChoice& choice, bool kept) {
           .runtime_directory = directory_of(config.socket)};
 }
 
-// Ends with everything kept when a signal or lost pages end it and somebody keeps: the next kvqd goes on with what it can
-// have. A drain has ended the sessions, so nothing is left to keep.
+// Ends with everything kept when a signal or lost pages end it and somebody keeps: the next kvqd goes on with what it
+// can have. A drain has ended the sessions, so nothing is left to keep.
 void serve_until_told(EventLoop& loop, RpcServer& server, kj::Promise<void> told_to_end, ServiceKeeper& keeper,
                       Notify& notify) {
   bool drained = false;
@@ -118,6 +118,20 @@ void serve_until_told(EventLoop& loop, RpcServer& server, kj::Promise<void> told
     server.leave();
   }
   notify.send("STOPPING=1");
+}
+
+// Nothing of a device whose memory ends with it can be taken over, whatever exporter the next kvqd is told to use.
+void forget_what_ends(const Parts& parts) {
+  for (const Part& part : parts.served) {
+    if (!part.made.device->can_adopt()) part.keeper->forget_all();
+  }
+}
+
+std::string ready_line(const Config& config, const Parts& parts) {
+  const Device& first = *parts.served.front().made.device;
+  return "event=ready socket=" + config.socket + " arena_bytes=" + std::to_string(first.arena_bytes()) +
+         " slab_bytes=" + std::to_string(first.slab_bytes()) + " devices=" + std::to_string(parts.served.size()) +
+         " device=\"" + devices_text(parts) + "\"";
 }
 
 // `ready` turns true when clients are served: what fails before is the machine's refusal to let kvqd start.
@@ -175,18 +189,11 @@ ExitCode run(const Config& config, bool& ready) {
       if (notify.waiting() == 0) notify.send("WATCHDOG=1");
     });
   }
-  const Device& first = *parts.served.front().made.device;
-  log("event=ready socket=" + config.socket + " arena_bytes=" + std::to_string(first.arena_bytes()) +
-      " slab_bytes=" + std::to_string(first.slab_bytes()) + " devices=" + std::to_string(parts.served.size()) +
-      " device=\"" + devices_text(parts) + "\"");
+  log(ready_line(config, parts));
   notify.send("READY=1\nSTATUS=serving " + config.socket + " from " + devices_text(parts) + "; " + states_text(parts));
   ready = true;
   serve_until_told(loop, *server, kj::mv(told_to_end), keeper, notify);
-  // Nothing of such a device can be taken over, by whatever exporter the next kvqd is told to use. After a loss the names
-  // stay, so that it finds out and says why it starts clean.
-  for (const Part& part : parts.served) {
-    if (!pages_lost && !part.made.device->can_adopt()) part.keeper->forget_all();
-  }
+  if (!pages_lost) forget_what_ends(parts);  // else the names stay, so that the next kvqd says why it starts clean
   log("event=stopping sessions=" + std::to_string(server->sessions()));
   server.reset();
   loop.run(workers.idle());

@@ -1,8 +1,8 @@
 // The slabs of a device whose memory a worker makes: those with a place in the arena, and spares.
 //
 // Invariant: kvqd holds a descriptor of each, so a slab with a place outlives its worker, and the next one is asked to
-// adopt it. Spares end with their worker; one that is memory of a certain place waits for that slab. A slab that a worker refused keeps its place and its content; only jobs
-// cannot reach it until a worker has taken it.
+// adopt it. Spares end with their worker; one that is memory of a certain place waits for that slab. A slab that a
+// worker refused keeps its place and its content; only jobs cannot reach it until a worker has taken it.
 #pragma once
 
 #include <deque>

@@ -2,8 +2,8 @@
 // worker_device.h.
 //
 // Invariant: in state `working` the worker has been told of everything that exists; in all others nothing is sent. Jobs
-// are failed and a next worker started only from `waiting`, which is entered when the old process is gone. `lost` is the
-// end: the memory has gone with its worker.
+// are failed and a next worker started only from `waiting`, which is entered when the old process is gone. `lost` is
+// the end: the memory has gone with its worker.
 #pragma once
 
 #include "daemon/device/job_book.h"

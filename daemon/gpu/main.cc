@@ -51,8 +51,8 @@ int list() {
 }
 
 int usage() {
-  std::fprintf(stderr,
-               "kvqd-gpu: use: kvqd-gpu --list, or kvqd-gpu --uuid UUID [--export auto|vmm|legacy] as kvqd starts it\n");
+  std::fprintf(
+      stderr, "kvqd-gpu: use: kvqd-gpu --list, or kvqd-gpu --uuid UUID [--export auto|vmm|legacy] as kvqd starts it\n");
   return kUsage;
 }
 

@@ -59,9 +59,9 @@ enum class MessageKind : std::uint32_t {
   model,         // Model: geometry number `index`, for jobs to name
 };
 
-// How a worker passes its memory to others. `vmm`: physical memory as descriptors, which outlives the worker and is mapped
-// where and as the importer likes. `legacy`: one allocation for the arena and one for each mirror, as handle files; it is
-// opened whole and writable, ends with the worker, and no other adopts it: that is answered by `failed`.
+// How a worker passes its memory to others. `vmm`: physical memory as descriptors, which outlives the worker and is
+// mapped where and as the importer likes. `legacy`: one allocation for the arena and one for each mirror, as handle
+// files; it is opened whole and writable, ends with the worker, and no other adopts it: that is answered by `failed`.
 enum class Exporter : std::uint32_t { vmm, legacy };
 inline const char* name(Exporter exporter) { return exporter == Exporter::legacy ? "legacy" : "vmm"; }
 

@@ -30,7 +30,8 @@ struct Gpu {
 Result<std::vector<Gpu>> visible_gpus();
 Result<Gpu> find_gpu(const std::string& uuid);  // system: not among the visible ones
 
-// Whether its memory can cross processes as a descriptor; where not (vGPU, WSL), kernels/cuda/legacy_memory.h is the way.
+// Whether its memory can cross processes as a descriptor; where not (vGPU, WSL), kernels/cuda/legacy_memory.h is the
+// way.
 Result<bool> exports_descriptors(CUdevice device);
 // What sizes and places of exportable memory are multiples of: 2 MiB on the GPUs of today.
 Result<std::uint64_t> vmm_granularity(CUdevice device);

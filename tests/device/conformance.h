@@ -2,10 +2,9 @@
 //
 //   kSlab                      bytes of a slab; the arena has four
 //   kNarrows                   whether a read-only descriptor cannot be mapped writable
-//   kOutlives                  whether memory outlives the slab for whoever maps it, and the device for whoever adopts it
-//   make(), make_next()        a new device, and one that will adopt what the first made
-//   Bytes(fd, bytes, writable) an importer's view of a slab or mirror: ok(), read(offset, to, count), write(offset,
-//   from,
+//   kOutlives                  whether memory outlives the slab for whoever maps it, and the device for whoever adopts
+//   it make(), make_next()        a new device, and one that will adopt what the first made Bytes(fd, bytes, writable)
+//   an importer's view of a slab or mirror: ok(), read(offset, to, count), write(offset, from,
 //                              count); it lives on when the device has given the memory back
 #pragma once
 

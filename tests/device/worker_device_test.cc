@@ -266,8 +266,9 @@ TEST_F(LegacyWorkerTest, ItsEndIsTheEndOfThePages) {
   signal(SIGKILL);
   ASSERT_TRUE(until([&] { return times_lost > 0; }));
   EXPECT_EQ(last_error[1].code, Errc::context_lost);
-  EXPECT_THAT(lines.back(), HasSubstr("event=gpu_pages_lost uuid=GPU-00000000-0000-0000-0000-000000000000 why=\"the GPU "
-                                      "worker ended: it ended by itself with signal 9\" jobs_lost=1"));
+  EXPECT_THAT(lines.back(),
+              HasSubstr("event=gpu_pages_lost uuid=GPU-00000000-0000-0000-0000-000000000000 why=\"the GPU "
+                        "worker ended: it ended by itself with signal 9\" jobs_lost=1"));
   EXPECT_THAT(device->health().text, HasSubstr("the pages are lost with the GPU worker"));
   EXPECT_EQ(device->create_slab(SlabId{1}).error().code, Errc::no_memory);
   device->destroy_slab(SlabId{0});

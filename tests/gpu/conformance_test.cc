@@ -70,10 +70,11 @@ struct Kind {
   std::unique_ptr<Device> make_next() { return started(kArena); }
   static std::unique_ptr<Device> started(std::uint64_t kept) {
     const std::filesystem::path here = std::filesystem::read_symlink("/proc/self/exe").parent_path();
-    MadeWorkerDevice made = make_worker_device({.command = {here / "kvqd-gpu", "--uuid", "", "--export", gpu::name(kExporter)},
-                                                .slab_bytes = kSlab,
-                                                .arena_bytes = kArena,
-                                                .kept_arena_bytes = kept});
+    MadeWorkerDevice made =
+        make_worker_device({.command = {here / "kvqd-gpu", "--uuid", "", "--export", gpu::name(kExporter)},
+                            .slab_bytes = kSlab,
+                            .arena_bytes = kArena,
+                            .kept_arena_bytes = kept});
     if (made.device == nullptr) throw std::runtime_error(made.why_not);
     return std::move(made.device);
   }

@@ -53,8 +53,15 @@ const auto kCause =
     AnyOf(HasSubstr("no NVIDIA driver"), HasSubstr("no GPU is visible"), HasSubstr("install a newer driver"));
 
 TEST(KvqdGpu, WrongUseIsOneLineThatShowsTheRightOne) {
-  for (const std::vector<std::string>& wrong : std::vector<std::vector<std::string>>{
-           {}, {"--help"}, {"--uuid"}, {"--list", "all"}, {"--uuid", "GPU-1", "more"}, {"GPU-1"}, {"--uuid", "GPU-1", "--export", "ipc"}, {"--uuid", "GPU-1", "--list", "vmm"}}) {
+  for (const std::vector<std::string>& wrong :
+       std::vector<std::vector<std::string>>{{},
+                                             {"--help"},
+                                             {"--uuid"},
+                                             {"--list", "all"},
+                                             {"--uuid", "GPU-1", "more"},
+                                             {"GPU-1"},
+                                             {"--uuid", "GPU-1", "--export", "ipc"},
+                                             {"--uuid", "GPU-1", "--list", "vmm"}}) {
     const Ended ended = run(wrong);
     EXPECT_EQ(ended.code, 2);
     EXPECT_THAT(ended.said, HasSubstr("kvqd-gpu --list"));

@@ -2,8 +2,8 @@
 // request.
 //
 // Invariant: as the Backend demands, apart from the faults that it was told. Writes to mirrors and results of jobs
-// appear only when their delay is over, in order, so whoever counts on them too early is seen to. A legacy one keeps one
-// file for each place of the arena, which stand for parts of one allocation.
+// appear only when their delay is over, in order, so whoever counts on them too early is seen to. A legacy one keeps
+// one file for each place of the arena, which stand for parts of one allocation.
 #pragma once
 
 #include <deque>
