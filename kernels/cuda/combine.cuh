@@ -54,10 +54,10 @@ __device__ inline void join_parts(const AttendParams& p, const UnitTail& tail, s
 }
 
 template <std::uint32_t kVectors>
-__device__ inline void write_joined(const AttendParams& p, const UnitTail& tail, std::uint32_t row, std::uint32_t d,
-                                    const JoinedRow<kVectors>& joined) {
+__device__ inline void write_joined(const AttendParams& p, const UnitTail& tail, std::int32_t first_query,
+                                    std::uint32_t row, std::uint32_t d, const JoinedRow<kVectors>& joined) {
   const std::uint32_t lane = threadIdx.x % 32;
-  const OutputRow to(p, __ldg(p.query_starts + tail.sequence), tail.head, tail.first_row + row);
+  const OutputRow to(p, first_query, tail.head, tail.first_row + row);
   const float keep = to.finish(p, joined.reference, joined.sum, lane == 0);
 #pragma unroll
   for (std::uint32_t v = 0; v < kVectors; ++v) {
@@ -103,6 +103,8 @@ __global__ void __launch_bounds__(kCombineUnits * 32)
     mine = {__ldcg(words),     __ldcg(words + 1), __ldcg(words + 2),
             __ldcg(words + 3), __ldcg(words + 4), __ldcg(words + 5)};
   }
+  // On its way while the states are read.
+  const std::int32_t first_query_of_mine = mine.blocks != 0 ? __ldg(p.query_starts + mine.sequence) : 0;
   for (std::uint32_t i = 0; i < kCombineUnits; ++i) {
     UnitTail tail;
     tail.blocks = __shfl_sync(kAllLanes, mine.blocks, i);
@@ -112,6 +114,7 @@ __global__ void __launch_bounds__(kCombineUnits * 32)
     tail.head = __shfl_sync(kAllLanes, mine.head, i);
     tail.first_row = __shfl_sync(kAllLanes, mine.first_row, i);
     tail.rows = __shfl_sync(kAllLanes, mine.rows, i);
+    const std::int32_t first_query = __shfl_sync(kAllLanes, first_query_of_mine, i);
     const bool alone = tail.blocks <= kAlone;
     if (alone && i != warp) continue;
     for (std::uint32_t row = blockIdx.y; row < tail.rows; row += gridDim.y) {
@@ -119,7 +122,7 @@ __global__ void __launch_bounds__(kCombineUnits * 32)
       join_parts<kVectors>(p, tail, first_unit + i, warps, row, rows, d, alone ? 0 : warp, alone ? 1 : kCombineUnits,
                            joined);
       if (!alone) join_warps<kVectors>(joined);
-      if (alone || warp == 0) write_joined<kVectors>(p, tail, row, d, joined);
+      if (alone || warp == 0) write_joined<kVectors>(p, tail, first_query, row, d, joined);
     }
   }
 }
