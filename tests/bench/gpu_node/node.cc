@@ -5,15 +5,18 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "kernels/cuda/vmm.h"
 #include "tests/support/programs.h"
 
 namespace kvq::bench {
 namespace {
 
 std::string settings(const NodeOptions& o) {
+  const auto gpus = cuda::visible_gpus();  // kvqd serves the one that this process and its servers use
+  if (!gpus) throw std::runtime_error(gpus.error().context);
   std::ostringstream out;
-  out << "device = \"cuda\"\narena_bytes = \"" << o.arena_bytes << "\"\nslab_bytes = \"" << o.slab_bytes
-      << "\"\nmax_pages = " << o.max_pages << "\nlog_level = \"info\"\nquantize_at = " << o.quantize_at
+  out << "device = \"" << gpus->front().uuid << "\"\narena_bytes = \"" << o.arena_bytes << "\"\nslab_bytes = \""
+      << o.slab_bytes << "\"\nmax_pages = " << o.max_pages << "\nlog_level = \"info\"\nquantize_at = " << o.quantize_at
       << "\nresidual_window_pages = " << o.residual_window_pages << "\nevict_at = " << o.evict_at
       << "\nrefuse_at = " << o.refuse_at << "\nrelief = " << o.relief << "\n";
   return out.str();

@@ -22,6 +22,7 @@ for folder in (HERE.parents[2] / "python", HERE.parents[3] / "client/python"):  
 import torch
 
 import kvqd
+from first_gpu import one_device
 from kvqd.demo_report import Expectations
 from kvqd.models.torch_cache import device_of
 from kvqd.testing import local_daemon
@@ -195,7 +196,7 @@ class Memory:
             now["slabs"] = sum(tenant["slab_bytes"] for tenant in status["tenants"])
             now["kvqd"] = health["held_bytes"] + health["overhead_bytes"]
         if self._gpu:
-            asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+            asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={self._gpu}"]
             now["nvidia_smi"] = int(subprocess.run(asked, capture_output=True, text=True).stdout.split()[0]) * MIB
         self.at[moment] = now
         print(f"{moment}: " + ", ".join(f"{name} {value / MIB:.1f} MiB" for name, value in self.at[moment].items()), flush=True)
@@ -227,7 +228,7 @@ def run(options):
         torch.ones(1, device="cuda")  # this process's own context is part of every count
     arena = 3 * options.tokens // 64 * PAGE_BYTES // 2 // MIB + 256
     settings = {"arena_bytes": f"{arena // 16 * 16}MiB", "slab_bytes": "16MiB", "max_pages": 16384}
-    memory = Memory(gpu)
+    memory = Memory(options.device if gpu else None)
     memory.note("nothing")
     with local_daemon(device=options.device, start_seconds=60, **settings) as daemon:
         memory.daemon = daemon
@@ -285,6 +286,7 @@ def main():
     if options.child:
         Child(options.child, options.tokens).serve()
         return 0
+    options.device = one_device(options.device)
     began = time.monotonic()
     expect = run(options)
     return expect.report(time.monotonic() - began)

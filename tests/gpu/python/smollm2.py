@@ -21,6 +21,7 @@ import torch
 
 import kvqd
 from dense_reference import Dense, first_difference, same_share
+from first_gpu import one_device
 from kvqd.demo_report import Expectations
 from kvqd.models import gguf_file, kvq_cache, torch_cache
 from kvqd.models.llama import log_likelihood
@@ -293,7 +294,9 @@ def parse():
     parser.add_argument("--formats", default="int4,int4_k4,k8v4", help="cold formats to score in this process")
     parser.add_argument("--out", help="where the result goes, as JSON")
     parser.add_argument("--commit", help="what is tested, where there is no git")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.device = one_device(options.device)
+    return options
 
 
 def stage(run, name, work):
