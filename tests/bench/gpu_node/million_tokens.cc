@@ -102,17 +102,21 @@ void build(Llama& llama, Sequence& sequence, std::uint64_t tokens) {
   }
 }
 
-// Until nothing is quantized any more: two looks alike.
+// Until nothing is quantized and no slab emptied any more: so many looks alike.
 kvq_sequence_info settle(Node& node, const Sequence& sequence) {
+  constexpr int kAlike = 8;
   node.ask("quantize --idle 0");
-  kvq_sequence_info before = sequence.info();
-  for (int i = 0; i < 100; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    const kvq_sequence_info now = sequence.info();
-    if (now.quantized_pages == before.quantized_pages && node.ask("status")["transcodes"]["in_flight"] == 0) return now;
-    before = now;
+  std::uint64_t quantized = 0, slabs = 0;
+  for (int i = 0, alike = 0; i < 200 && alike < kAlike; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    const auto status = node.ask("status");
+    const std::uint64_t quantized_now = sequence.info().quantized_pages;
+    const std::uint64_t slabs_now = status["arena"]["slabs_used"];
+    const bool same = quantized_now == quantized && slabs_now == slabs && status["transcodes"]["in_flight"] == 0;
+    alike = same ? alike + 1 : 0;
+    quantized = quantized_now, slabs = slabs_now;
   }
-  return before;
+  return sequence.info();
 }
 
 }  // namespace
