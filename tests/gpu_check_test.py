@@ -55,11 +55,11 @@ class GpuCheck(unittest.TestCase):
     def test_what_passes_is_said_and_logged(self):
         code, table, _ = self.check("--only", "gpu_entries_test,bench:,memcheck:gpu_entries")
         self.assertEqual(code, 0)
-        self.assertEqual(len(table), 9)
+        self.assertEqual(len(table), 14)
         self.assertEqual({verdict for verdict, _ in table.values()}, {"passed"})
         self.assertEqual(table["gpu_entries_test"][1], "fine")
         self.assertIn("--gtest_brief=1\nfine", self.log("gpu_entries_test"))
-        self.assertIn("--commit abc1234-dirty --date 2", self.log("bench.decode"))
+        self.assertIn("--topic decode --commit abc1234-dirty --date 2", self.log("bench.decode"))
         self.assertIn(f"--out {self.bundle}/results/decode.json", self.log("bench.decode"))
         self.assertIn("--topic recovery --commit abc1234-dirty", self.log("bench.recovery"))
         self.assertIn(f"--tool memcheck --error-exitcode 9 {self.bundle}/bin/gpu_entries_test", self.log("memcheck.gpu_entries_test"))
@@ -158,7 +158,7 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(len(every), len(set(every)))
         self.assertEqual(every[0], "gpu_entries_test")
         self.assertEqual(every[-1], "bench:mps_crash")
-        self.assertEqual(listed("--only", "bench:", "--skip", "bench:mps_crash,bench:recovery"),
+        self.assertEqual(listed("--only", "bench:", "--skip", "bench:mps_crash,bench:recovery,bench:attend"),
                          ["bench:transcode", "bench:decode", "bench:latencies", "bench:interference", "bench:million_tokens"])
         self.assertEqual(listed("--skip", "gpu_,python,shared,memcheck,racecheck,initcheck"), [n for n in every if n.startswith("bench:")])
         self.assertFalse((self.bundle / "results").exists())

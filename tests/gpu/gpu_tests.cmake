@@ -44,8 +44,11 @@ target_link_libraries(kvqd_gpu_test kvq_gpu_worker kvq_kernels_cuda GTest::gmock
 add_dependencies(kvqd_gpu_test kvqd-gpu)
 gtest_discover_tests(kvqd_gpu_test PROPERTIES LABELS unit)
 # Benchmarks.
-kvq_gpu_test(kvq_bench_gpu_attend tests/bench/bench_gpu_attend.cu)
-target_link_libraries(kvq_bench_gpu_attend kvq_bench_rows kvq_kernels_cuda)
+kvq_gpu_test(kvq_bench_gpu_attend
+  tests/bench/gpu_attend/main.cc
+  tests/bench/gpu_attend/timing.cu
+  tests/bench/gpu_attend/workload.cc)
+target_link_libraries(kvq_bench_gpu_attend kvq_bench_rows kvq_kernels_cuda kvq_oracle)
 kvq_gpu_test(kvq_bench_gpu_transcode tests/bench/bench_gpu_transcode.cc)
 target_link_libraries(kvq_bench_gpu_transcode kvq_bench_rows kvq_kernels_cuda kvq_kernels)
 kvq_gpu_test(kvq_bench_gpu_node
