@@ -164,6 +164,10 @@ if(KVQ_SANITIZE)  # elsewhere only the shortage tests run
   add_dependencies(kvq_hardship_test kvqd_older)
 endif()
 gtest_discover_tests(kvq_hardship_test TEST_FILTER "-*NoDescriptors*" DISCOVERY_TIMEOUT 60 PROPERTIES LABELS multiprocess)
+if(NOT KVQ_SANITIZE)  # a server that is built outside knows nothing of sanitizers
+  add_test(NAME package COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tests/package_test.py ${CMAKE_BINARY_DIR} ${PROJECT_VERSION})
+  set_tests_properties(package PROPERTIES LABELS unit)
+endif()
 if(NOT KVQ_SANITIZE)  # UBSan's own look at an object takes a descriptor; this one runs with the release build's unit tests
   gtest_discover_tests(kvq_hardship_test TEST_FILTER "*NoDescriptors*" DISCOVERY_TIMEOUT 60 TEST_LIST kvq_shortage_tests PROPERTIES LABELS unit)
 endif()

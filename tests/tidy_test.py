@@ -324,7 +324,8 @@ class Tree(unittest.TestCase):
         self.check(("",), text_findings)
 
     def test_dead_files(self):
-        sources = [path for path in self.texts if path.endswith((".cc", ".cu"))]
+        outside = "tests/package/"  # a project of its own, which names its files itself
+        sources = [path for path in self.texts if path.endswith((".cc", ".cu")) and not path.startswith(outside)]
         findings = dead_file_findings(sources, self.cmake) + label_findings(self.cmake)
         self.assertFalse(findings, "\n" + "\n".join(findings))
 
