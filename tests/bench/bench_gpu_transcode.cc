@@ -17,36 +17,31 @@
 #include "kernels/cuda/cuda_transcode.h"
 #include "kernels/cuda/entries.h"
 #include "kernels/half.h"
-#include "tests/bench/arguments.h"
-#include "tests/bench/rows.h"
+#include "tests/bench/about_gpu.h"
 
 namespace kvq {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
+using test::must;
 
 // Time of one call's work on the stream, between two events.
 std::vector<double> time_us(
     cudaStream_t stream, int samples, const std::function<void(int)>& call,
     const std::function<void()>& finish = [] {}) {
   cudaEvent_t begin, end;
-  check(cudaEventCreate(&begin), "event");
-  check(cudaEventCreate(&end), "event");
+  must(cudaEventCreate(&begin), "event");
+  must(cudaEventCreate(&end), "event");
   std::vector<double> us;
   for (int i = -2; i < samples; ++i) {
-    check(cudaEventRecord(begin, stream), "event");
+    must(cudaEventRecord(begin, stream), "event");
     call(i + 2);
-    check(cudaEventRecord(end, stream), "event");
+    must(cudaEventRecord(end, stream), "event");
     finish();
-    check(cudaStreamSynchronize(stream), "work on the GPU");
+    must(cudaStreamSynchronize(stream), "work on the GPU");
     float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end), "event");
+    must(cudaEventElapsedTime(&ms, begin, end), "event");
     if (i >= 0) us.push_back(ms * 1000.0);
   }
   cudaEventDestroy(begin);
@@ -64,12 +59,12 @@ ModelGeometry llama(std::uint16_t d, Dtype dtype) {  // Llama-3-8B has d = 128
 class Bench {
  public:
   Bench(bench::Rows& rows, std::uint32_t pages) : rows_(rows), pages_(pages) {
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
+    must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
     const std::uint64_t dense = make_layout(llama(128, Dtype::fp16), Format::dense).page_bytes;
-    check(cudaMalloc(reinterpret_cast<void**>(&in_), dense * pages), "device memory");
-    check(cudaMalloc(reinterpret_cast<void**>(&out_), dense * pages), "device memory");
+    must(cudaMalloc(reinterpret_cast<void**>(&in_), dense * pages), "device memory");
+    must(cudaMalloc(reinterpret_cast<void**>(&out_), dense * pages), "device memory");
     auto made = cuda::Transcoder::create(pages, 2, stream_);
-    if (!made) check(static_cast<cudaError_t>(made.error().native), made.error().context);
+    if (!made) throw std::runtime_error(made.error().context);
     transcoder_ = std::move(*made);
   }
   ~Bench() {
@@ -83,7 +78,7 @@ class Bench {
   double copy() {
     const std::uint64_t bytes = std::uint64_t{4} << 30;
     const auto us = time_us(
-        stream_, 9, [&](int) { check(cudaMemcpyAsync(out_, in_, bytes, cudaMemcpyDeviceToDevice, stream_), "copy"); });
+        stream_, 9, [&](int) { must(cudaMemcpyAsync(out_, in_, bytes, cudaMemcpyDeviceToDevice, stream_), "copy"); });
     return 2.0 * static_cast<double>(bytes) / bench::quantile(us, 0.5) * 1e-6;
   }
 
@@ -108,15 +103,15 @@ class Bench {
           std::memcpy(page.data() + 2 * e, &bits, 2);
         }
         KVQ_ASSERT(transcode_page(g, dense, page.data(), to, aligned));
-        check(cudaMemcpy(in_ + i * to.page_bytes, aligned, to.page_bytes, cudaMemcpyHostToDevice), "upload");
+        must(cudaMemcpy(in_ + i * to.page_bytes, aligned, to.page_bytes, cudaMemcpyHostToDevice), "upload");
       } else {
-        check(cudaMemcpyAsync(in_ + i * to.page_bytes, in_ + i % kDistinct * to.page_bytes, to.page_bytes,
-                              cudaMemcpyDeviceToDevice, stream_),
-              "copy");
+        must(cudaMemcpyAsync(in_ + i * to.page_bytes, in_ + i % kDistinct * to.page_bytes, to.page_bytes,
+                             cudaMemcpyDeviceToDevice, stream_),
+             "copy");
       }
     }
     std::free(aligned);
-    check(cudaStreamSynchronize(stream_), "copy");
+    must(cudaStreamSynchronize(stream_), "copy");
   }
 
   void rewrite(const char* name, const ModelGeometry& g, Format from, const Format* to, std::uint32_t batch,
@@ -221,14 +216,7 @@ void measure(bench::Rows& rows, Bench& bench) {
 
 int run(int argc, char** argv) {
   const bench::Arguments arguments(argc, argv);
-  int device = 0, version = 0;
-  cudaDeviceProp properties;
-  check(cudaGetDevice(&device), "device");
-  check(cudaGetDeviceProperties(&properties, device), "device");
-  check(cudaDriverGetVersion(&version), "driver");
-  bench::Rows rows({"transcode", properties.name, bench::driver_name(version), arguments.text("date"),
-                    arguments.text("commit"), arguments.command("kvq_bench_gpu_transcode")},
-                   arguments.text("out"));
+  bench::Rows rows(bench::about_gpu("transcode", "kvq_bench_gpu_transcode", arguments), arguments.text("out"));
   Bench bench(rows, 1024);
   measure(rows, bench);
   rows.write();

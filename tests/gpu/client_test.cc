@@ -35,8 +35,8 @@ struct Memory {
         range(must_have(cuda::AddressRange::reserve(device, kBytes))),
         mapping(must_have(range.map(0, kBytes, physical, cuda::Access::read_write))),
         fd(must_have(physical.export_fd())) {
-    KVQ_CUDA(cudaMemset(address(), 0, kBytes));
-    KVQ_CUDA(cudaDeviceSynchronize());
+    MUST(cudaMemset(address(), 0, kBytes));
+    MUST(cudaDeviceSynchronize());
   }
   ~Memory() { ::close(fd); }
   std::byte* address() const { return reinterpret_cast<std::byte*>(mapping.base()); }
@@ -60,8 +60,8 @@ class GpuDaemon {
     gpu.slab_fd = slab_.fd;
     gpu.mirror_fd = mirror_.fd;
     gpu.publish = [this](std::uint32_t page, std::uint64_t entry) {
-      KVQ_CUDA(cudaSetDevice(0));
-      KVQ_CUDA(cudaMemcpy(mirror_.address() + 8 * page, &entry, sizeof entry, cudaMemcpyHostToDevice));
+      MUST(cudaSetDevice(0));
+      MUST(cudaMemcpy(mirror_.address() + 8 * page, &entry, sizeof entry, cudaMemcpyHostToDevice));
     };
     return gpu;
   }
@@ -155,18 +155,18 @@ TEST_F(ClientOnGpu, CapturedGraphIsReplayedWithOtherLengthsTablesAndSlots) {
   cudaGraphExec_t launchable = nullptr;
   std::uint64_t captured_in = 0;
   check(kvq_step_begin(gpu.get(), &captured_in));
-  KVQ_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
   gpu.model().attend(attention.args());
   EXPECT_EQ(kvq_step_end(gpu.get(), captured_in, stream), KVQ_ERR_INVALID_ARGUMENT);
   EXPECT_NE(std::strstr(kvq_last_error(), "captured"), nullptr) << kvq_last_error();
-  KVQ_CUDA(cudaStreamEndCapture(stream, &graph));
-  KVQ_CUDA(cudaGraphInstantiate(&launchable, graph, 0));
+  MUST(cudaStreamEndCapture(stream, &graph));
+  MUST(cudaGraphInstantiate(&launchable, graph, 0));
   check(kvq_step_end(gpu.get(), captured_in, stream));
   const auto replay = [&](Sequence& sequence, std::int32_t length) {
     auto table = sequence.block_table();
     Step step(gpu.model());
     attention.set(table, length, stream);
-    KVQ_CUDA(cudaGraphLaunch(launchable, stream));
+    MUST(cudaGraphLaunch(launchable, stream));
     stream.wait();
     gpu.check(attention, table, length);
     step.end(stream);
@@ -176,8 +176,8 @@ TEST_F(ClientOnGpu, CapturedGraphIsReplayedWithOtherLengthsTablesAndSlots) {
   replay(other, 90);
   gpu.write(other, 90, token_stream(3, 60), stream);
   replay(other, 150);
-  KVQ_CUDA(cudaGraphExecDestroy(launchable));
-  KVQ_CUDA(cudaGraphDestroy(graph));
+  MUST(cudaGraphExecDestroy(launchable));
+  MUST(cudaGraphDestroy(graph));
 }
 
 TEST_F(ClientOnGpu, AliasesNamePagesAndChangeInTheOrderOfAStream) {
@@ -227,7 +227,7 @@ TEST_F(ClientOnGpu, AppendGoesToAliasedSlots) {
   Step step(gpu.model());
   gpu.model().append(args);
   const std::vector<std::byte> bytes = [&] {
-    KVQ_CUDA(cudaDeviceSynchronize());
+    MUST(cudaDeviceSynchronize());
     return gpu.page_bytes(gpu.entry_words({page})[0]);
   }();
   step.end();
@@ -247,7 +247,7 @@ TEST_F(ClientOnGpu, WhatOnlyTheGpuSeesIsSaidByTheFaultWordOnce) {
   {
     Step step(gpu.model());
     gpu.model().attend(attention.args());
-    KVQ_CUDA(cudaDeviceSynchronize());
+    MUST(cudaDeviceSynchronize());
   }
   const kvq_fault fault = gpu.fault();
   EXPECT_EQ(fault.status, KVQ_ERR_STALE_ID);
@@ -330,8 +330,8 @@ KVQ_ROLE(gpu_resetter) {
   const kvq_alias alias[] = {{3, sequence.block_table()[0]}};
   check(kvq_set_aliases(gpu.get(), alias, 1));
   gpu.attend_and_check(sequence.block_table(), 100, 1, test_seed());
-  KVQ_CUDA(cudaDeviceReset());
-  KVQ_CUDA(cudaFree(nullptr));  // which makes another
+  MUST(cudaDeviceReset());
+  MUST(cudaFree(nullptr));  // which makes another
   std::uint64_t step = 0;
   std::size_t bytes = 0;
   for (int twice = 0; twice < 2; ++twice) expect_lost(kvq_step_begin(gpu.get(), &step), "begin");

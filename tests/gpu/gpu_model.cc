@@ -112,10 +112,6 @@ class Copies {
 
 }  // namespace
 
-void must(cudaError_t code, const char* what) {
-  if (code != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(code));
-}
-
 Attention::Attention(std::size_t pages, std::uint32_t layer, std::uint64_t seed)
     : query_(random_halves(seed, kQueryHeads * kHeadDim)),
       q_(query_),
@@ -171,7 +167,7 @@ void GpuModel::append(Sequence& sequence, std::uint64_t first, const std::vector
     args.slots = slots.data();
     args.stream = stream;
     model().append(args);
-    KVQ_CUDA(cudaStreamSynchronize(stream));  // before the arrays go
+    MUST(cudaStreamSynchronize(stream));  // before the arrays go
   }
 }
 
@@ -189,7 +185,7 @@ std::vector<std::uint64_t> GpuModel::entry_words(const std::vector<std::int32_t>
   const DirectoryEntry* entries = get()->model->memory().kernel_entries();
   std::vector<std::uint64_t> out(table.size());
   for (std::size_t i = 0; i < table.size(); ++i) {
-    KVQ_CUDA(cudaMemcpy(&out[i], entries + table[i], sizeof(out[i]), cudaMemcpyDeviceToHost));
+    MUST(cudaMemcpy(&out[i], entries + table[i], sizeof(out[i]), cudaMemcpyDeviceToHost));
   }
   return out;
 }
@@ -199,8 +195,7 @@ std::vector<std::byte> GpuModel::page_bytes(std::uint64_t entry_word) {
   const bool readable = entry.state == EntryState::open || entry.state == EntryState::sealed;
   if (!readable) throw std::runtime_error("a page of the table is in state " + std::to_string(int(entry.state)));
   std::vector<std::byte> out(make_layout(geometry(), entry.format).page_bytes);
-  KVQ_CUDA(
-      cudaMemcpy(out.data(), get()->model->memory().arena() + entry.offset_bytes, out.size(), cudaMemcpyDeviceToHost));
+  MUST(cudaMemcpy(out.data(), get()->model->memory().arena() + entry.offset_bytes, out.size(), cudaMemcpyDeviceToHost));
   return out;
 }
 

@@ -11,19 +11,16 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/device_bytes.h"
 #include "tests/support/tiny_model.h"
 
 namespace kvq::test {
-
-// Throws with the runtime's text.
-void must(cudaError_t code, const char* what);
-#define KVQ_CUDA(call) ::kvq::test::must((call), #call)
 
 // An array in the GPU's memory.
 template <typename T>
 class OnGpu {
  public:
-  explicit OnGpu(std::size_t count) : count_(count) { KVQ_CUDA(cudaMalloc(&data_, count * sizeof(T))); }
+  explicit OnGpu(std::size_t count) : count_(count) { MUST(cudaMalloc(&data_, count * sizeof(T))); }
   explicit OnGpu(const std::vector<T>& values) : OnGpu(values.size()) { set(values); }
   ~OnGpu() { cudaFree(data_); }
   OnGpu(const OnGpu&) = delete;
@@ -31,13 +28,13 @@ class OnGpu {
   // In the order of the stream; `values` may go at once.
   void set(const std::vector<T>& values, cudaStream_t stream = nullptr) {
     if (values.size() > count_) throw std::runtime_error("too many values for an array of the GPU");
-    KVQ_CUDA(cudaMemcpyAsync(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice, stream));
-    KVQ_CUDA(cudaStreamSynchronize(stream));
+    MUST(cudaMemcpyAsync(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice, stream));
+    MUST(cudaStreamSynchronize(stream));
   }
   std::vector<T> get() const {  // waits for the whole device
     std::vector<T> out(count_);
-    KVQ_CUDA(cudaDeviceSynchronize());
-    KVQ_CUDA(cudaMemcpy(out.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost));
+    MUST(cudaDeviceSynchronize());
+    MUST(cudaMemcpy(out.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost));
     return out;
   }
   T* data() const { return data_; }
@@ -50,12 +47,12 @@ class OnGpu {
 // A stream that does not wait for the default one.
 class Stream {
  public:
-  Stream() { KVQ_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  Stream() { MUST(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
   ~Stream() { cudaStreamDestroy(stream_); }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
   operator cudaStream_t() const { return stream_; }
-  void wait() const { KVQ_CUDA(cudaStreamSynchronize(stream_)); }
+  void wait() const { MUST(cudaStreamSynchronize(stream_)); }
 
  private:
   cudaStream_t stream_ = nullptr;

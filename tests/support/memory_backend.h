@@ -24,7 +24,7 @@ struct GpuFaults {
   std::uint64_t hang_at_job = 0, hang_at_entry = 0, hang_at_call = 0;  // does not come back from the n-th
   std::uint64_t lose_at_job = 0;                                       // the context is lost with the n-th
   std::uint64_t refuse_slab = UINT64_MAX, refuse_mirror = UINT64_MAX;  // cannot be adopted
-  std::uint64_t no_room_for_slab = UINT64_MAX;                         // likewise, for now
+  std::uint64_t no_room_for_slab = UINT64_MAX;  // cannot be mapped by this worker, which has no room
   bool legacy = false;  // memory as a legacy exporter has it: one spare for each place, and nothing outlives the worker
   bool no_vmm = false;  // it can have it in no other way
   std::string uuid = "GPU-00000000-0000-0000-0000-000000000000";

@@ -9,10 +9,9 @@
 #include <functional>
 #include <map>
 
-#include "tests/bench/arguments.h"
+#include "tests/bench/about_gpu.h"
 #include "tests/bench/gpu_attend/timing.h"
 #include "tests/bench/gpu_attend/workload.h"
-#include "tests/bench/rows.h"
 
 namespace kvq::bench {
 namespace {
@@ -124,12 +123,7 @@ int run(int argc, char** argv) {
   if (found == topics.end()) {
     throw std::invalid_argument("--topic is one of decode, heads, formats, ragged, verify, prefill, not " + topic);
   }
-  cudaDeviceProp device;
-  int driver = 0;
-  MUST(cudaGetDeviceProperties(&device, 0));
-  MUST(cudaDriverGetVersion(&driver));
-  Rows rows({topic == "decode" ? topic : "attend_" + topic, device.name, driver_name(driver), arguments.text("date"),
-             arguments.text("commit"), arguments.command("kvq_bench_gpu_attend")},
+  Rows rows(about_gpu(topic == "decode" ? topic : "attend_" + topic, "kvq_bench_gpu_attend", arguments),
             arguments.text("out"));
   const double read_tb_s = read_ceiling_tb_s();
   rows.ceiling("read_tb_s", read_tb_s);

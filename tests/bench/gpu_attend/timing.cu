@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "tests/bench/gpu_attend/on_gpu.h"
 #include "tests/bench/gpu_attend/timing.h"
+#include "tests/support/device_bytes.h"
 
 namespace kvq::bench {
 namespace {
@@ -81,7 +81,7 @@ double median_us(int launches, const std::function<void(int, cudaStream_t)>& enq
 
 double read_ceiling_tb_s() {
   constexpr std::uint64_t kBytes = std::uint64_t{4} << 30;
-  const OnGpu from(kBytes), sink(4);
+  const test::DeviceBytes from(kBytes), sink(4);
   fill_halves(from.as<void>(), kBytes / 2, 1);
   const double us = median_us(4, [&](int, cudaStream_t stream) {
     read_all<<<kBytes / kBlockBytes, kThreads, 0, stream>>>(from.as<uint4>(), sink.as<std::uint32_t>());
@@ -91,7 +91,7 @@ double read_ceiling_tb_s() {
 
 double copy_ceiling_tb_s() {
   constexpr std::uint64_t kBytes = std::uint64_t{2} << 30;
-  const OnGpu from(kBytes), to(kBytes);
+  const test::DeviceBytes from(kBytes), to(kBytes);
   fill_halves(from.as<void>(), kBytes / 2, 2);
   const double us = median_us(4, [&](int, cudaStream_t stream) {
     copy_all<<<kBytes / kBlockBytes, kThreads, 0, stream>>>(from.as<uint4>(), to.as<uint4>());

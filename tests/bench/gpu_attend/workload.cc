@@ -64,17 +64,17 @@ Workload::Workload(const Arena& arena, const Shape& shape) : arena_(arena), shap
   std::mt19937_64 random(11);
   place_pages(random);
   query_.resize(std::size_t{sequences} * shape.queries * shape.kv_heads * shape.group * shape.head_dim);
-  q_ = std::make_unique<OnGpu>(query_.size() * 2);
-  out_ = std::make_unique<OnGpu>(query_.size() * 2);
+  q_ = std::make_unique<test::DeviceBytes>(query_.size() * 2);
+  out_ = std::make_unique<test::DeviceBytes>(query_.size() * 2);
   fill_halves(q_->as<void>(), query_.size(), 5);
   query_ = q_->read<std::uint16_t>();
   std::vector<std::int32_t> starts(sequences + 1);
   for (std::uint32_t s = 0; s <= sequences; ++s) starts[s] = static_cast<std::int32_t>(s * shape.queries);
-  starts_ = std::make_unique<OnGpu>(starts);
-  lengths_ = std::make_unique<OnGpu>(shape.lengths);
-  entries_on_gpu_ = std::make_unique<OnGpu>(entries_);
-  tables_on_gpu_ = std::make_unique<OnGpu>(tables_);
-  workspace_ = std::make_unique<OnGpu>(must_have(
+  starts_ = std::make_unique<test::DeviceBytes>(starts);
+  lengths_ = std::make_unique<test::DeviceBytes>(shape.lengths);
+  entries_on_gpu_ = std::make_unique<test::DeviceBytes>(entries_);
+  tables_on_gpu_ = std::make_unique<test::DeviceBytes>(tables_);
+  workspace_ = std::make_unique<test::DeviceBytes>(must_have(
       cuda::workspace_bytes({&geometry_, layouts_.data()}, shape.kv_heads * shape.group), "attention's workspace"));
 }
 

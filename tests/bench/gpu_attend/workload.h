@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_kernels.h"
-#include "tests/bench/gpu_attend/on_gpu.h"
+#include "tests/support/device_bytes.h"
 
 namespace kvq::bench {
 
@@ -38,7 +38,7 @@ class Arena {
   struct FreeHost {
     void operator()(void* at) const { cudaFreeHost(at); }
   };
-  OnGpu memory_;
+  test::DeviceBytes memory_;
   std::unique_ptr<std::uint64_t, FreeHost> fault_;  // mapped host memory
 };
 
@@ -72,7 +72,7 @@ class Workload {
   std::vector<std::uint64_t> entries_;  // as on the GPU
   std::vector<std::int32_t> tables_;    // [sets][sequences][stride]
   std::vector<std::uint16_t> query_;
-  std::unique_ptr<OnGpu> entries_on_gpu_, tables_on_gpu_, lengths_, starts_, q_, out_, workspace_;
+  std::unique_ptr<test::DeviceBytes> entries_on_gpu_, tables_on_gpu_, lengths_, starts_, q_, out_, workspace_;
 };
 
 }  // namespace kvq::bench

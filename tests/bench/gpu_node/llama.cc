@@ -31,14 +31,6 @@ Model make_model(Client& client, std::uint32_t credits) {
 
 }  // namespace
 
-void must(int error, const char* what) {
-  if (error == 0) return;
-  throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(static_cast<cudaError_t>(error)));
-}
-
-DeviceBytes::DeviceBytes(std::uint64_t bytes) { must(cudaMalloc(&data_, bytes), "cudaMalloc"); }
-DeviceBytes::~DeviceBytes() { cudaFree(data_); }
-
 Llama::Memory::Memory()
     : k(std::uint64_t{kChunkTokens} * kKvHeads * kHeadDim * 2),
       v(std::uint64_t{kChunkTokens} * kKvHeads * kHeadDim * 2),

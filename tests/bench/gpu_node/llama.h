@@ -11,6 +11,7 @@
 
 #include "kvq/kvq.hpp"
 #include "tests/bench/gpu_node/values.h"
+#include "tests/support/device_bytes.h"
 
 namespace kvq::bench {
 
@@ -18,23 +19,8 @@ inline constexpr std::uint32_t kLayers = 32, kKvHeads = 8, kQueryHeads = 32, kHe
 inline constexpr std::uint32_t kChunkTokens = 4096;  // appended in one step
 inline constexpr double kDensePageBytes = 64.0 * 2 * 2 * kLayers * kKvHeads * kHeadDim;
 
-void must(int cuda_error, const char* what);
-
-// Memory of the GPU that this process takes for itself.
-class DeviceBytes {
- public:
-  explicit DeviceBytes(std::uint64_t bytes);
-  ~DeviceBytes();
-  DeviceBytes(const DeviceBytes&) = delete;
-  DeviceBytes& operator=(const DeviceBytes&) = delete;
-  template <typename T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-
- private:
-  void* data_ = nullptr;
-};
+using test::DeviceBytes;
+using test::must;
 
 class Llama {
  public:

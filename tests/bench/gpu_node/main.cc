@@ -1,11 +1,10 @@
 // Benchmarks of a whole node on a GPU.
 //   kvq_bench_gpu_node --topic million_tokens|recovery|latencies|interference|mps_crash [--out FOLDER] [--commit C]
 //   [--date D] [...]
-#include <cuda_runtime_api.h>
-
 #include <iostream>
 #include <map>
 
+#include "tests/bench/about_gpu.h"
 #include "tests/bench/gpu_node/llama.h"
 #include "tests/bench/gpu_node/roles.h"
 
@@ -37,14 +36,8 @@ int run(int argc, char** argv) {
               << "\"\n";
     return 2;
   }
-  cudaDeviceProp device{};
-  int driver = 0;
-  must(cudaGetDeviceProperties(&device, 0), "no GPU");
-  must(cudaDriverGetVersion(&driver), "no driver");
   const std::string name = file_topic(topic);
-  Rows rows({name, device.name, driver_name(driver), arguments.text("date"), arguments.text("commit"),
-             arguments.command("kvq_bench_gpu_node")},
-            folder.empty() ? "" : folder + "/" + name + ".json");
+  Rows rows(about_gpu(name, "kvq_bench_gpu_node", arguments), folder.empty() ? "" : folder + "/" + name + ".json");
   found->second(rows, arguments);
   rows.write();
   return 0;

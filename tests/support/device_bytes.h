@@ -1,4 +1,5 @@
-// Arrays on the GPU for a benchmark, and an exit with the driver's words where a call fails.
+// Memory of the GPU that a test or benchmark takes for itself. Invariant: what the runtime refuses is thrown, in its
+// words.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,24 +9,24 @@
 #include <string>
 #include <vector>
 
-namespace kvq::bench {
+namespace kvq::test {
 
 inline void must(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
 }
-#define MUST(call) ::kvq::bench::must(call, #call)
+#define MUST(call) ::kvq::test::must(call, #call)
 
 // Bytes of device memory.
-class OnGpu {
+class DeviceBytes {
  public:
-  explicit OnGpu(std::size_t bytes) : bytes_(bytes) { MUST(cudaMalloc(&data_, bytes)); }
+  explicit DeviceBytes(std::size_t bytes) : bytes_(bytes) { MUST(cudaMalloc(&data_, bytes)); }
   template <typename T>
-  explicit OnGpu(const std::vector<T>& from) : OnGpu(from.size() * sizeof(T)) {
+  explicit DeviceBytes(const std::vector<T>& from) : DeviceBytes(from.size() * sizeof(T)) {
     MUST(cudaMemcpy(data_, from.data(), bytes_, cudaMemcpyHostToDevice));
   }
-  ~OnGpu() { cudaFree(data_); }
-  OnGpu(const OnGpu&) = delete;
-  OnGpu& operator=(const OnGpu&) = delete;
+  ~DeviceBytes() { cudaFree(data_); }
+  DeviceBytes(const DeviceBytes&) = delete;
+  DeviceBytes& operator=(const DeviceBytes&) = delete;
 
   template <typename T>
   T* as() const {
@@ -44,4 +45,4 @@ class OnGpu {
   std::size_t bytes_;
 };
 
-}  // namespace kvq::bench
+}  // namespace kvq::test
