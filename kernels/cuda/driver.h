@@ -15,9 +15,6 @@ namespace kvq::cuda {
 // X(member, entry point): the signatures are those of CUDA 12.0, which later drivers keep.
 #define KVQ_CUDA_DRIVER(X)                                            \
   X(init, cuInit)                                                     \
-  X(driver_get_version, cuDriverGetVersion)                           \
-  X(get_error_name, cuGetErrorName)                                   \
-  X(get_error_string, cuGetErrorString)                               \
   X(device_get, cuDeviceGet)                                          \
   X(device_get_count, cuDeviceGetCount)                               \
   X(device_get_name, cuDeviceGetName)                                 \
@@ -27,21 +24,18 @@ namespace kvq::cuda {
   X(primary_ctx_retain, cuDevicePrimaryCtxRetain)                     \
   X(primary_ctx_release, cuDevicePrimaryCtxRelease)                   \
   X(primary_ctx_set_flags, cuDevicePrimaryCtxSetFlags)                \
-  X(primary_ctx_get_state, cuDevicePrimaryCtxGetState)                \
   X(ctx_set_current, cuCtxSetCurrent)                                 \
   X(ctx_get_current, cuCtxGetCurrent)                                 \
   X(ctx_push_current, cuCtxPushCurrent)                               \
   X(ctx_pop_current, cuCtxPopCurrent)                                 \
   X(ctx_get_device, cuCtxGetDevice)                                   \
   X(ctx_get_id, cuCtxGetId)                                           \
-  X(ctx_get_limit, cuCtxGetLimit)                                     \
   X(ctx_set_limit, cuCtxSetLimit)                                     \
   X(ctx_synchronize, cuCtxSynchronize)                                \
   X(stream_create_with_priority, cuStreamCreateWithPriority)          \
   X(stream_destroy, cuStreamDestroy)                                  \
   X(stream_query, cuStreamQuery)                                      \
   X(stream_synchronize, cuStreamSynchronize)                          \
-  X(stream_wait_event, cuStreamWaitEvent)                             \
   X(stream_is_capturing, cuStreamIsCapturing)                         \
   X(stream_write_value64, cuStreamWriteValue64)                       \
   X(stream_batch_mem_op, cuStreamBatchMemOp)                          \
@@ -68,10 +62,7 @@ namespace kvq::cuda {
   X(mem_host_register, cuMemHostRegister)                             \
   X(mem_host_unregister, cuMemHostUnregister)                         \
   X(mem_host_get_device_pointer, cuMemHostGetDevicePointer)           \
-  X(memset_d8_async, cuMemsetD8Async)                                 \
-  X(memcpy_dtoh_async, cuMemcpyDtoHAsync)                             \
-  X(memcpy_dtod_async, cuMemcpyDtoDAsync)                             \
-  X(pointer_get_attribute, cuPointerGetAttribute)
+  X(memset_d8_async, cuMemsetD8Async)
 
 struct Driver {
   int version = 0;  // 13000 = CUDA 13.0

@@ -54,7 +54,6 @@ class LegacyMemory {
   // Zeroes the part, waits for that, and gives a handle file of it.
   Result<int> export_zeroed(std::uint64_t offset, std::uint64_t bytes, const LegacyMemory& arena) const;
   CUdeviceptr base() const { return base_; }  // 0: nothing is there
-  std::uint64_t bytes() const { return bytes_; }
 
  private:
   LegacyMemory(CUdeviceptr base, std::uint64_t bytes) : base_(base), bytes_(bytes) {}

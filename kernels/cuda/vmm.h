@@ -76,7 +76,6 @@ class Mapping {
   ~Mapping();
 
   CUdeviceptr base() const { return base_; }  // 0: nothing is mapped
-  std::uint64_t bytes() const { return bytes_; }
 
  private:
   friend class AddressRange;
@@ -103,7 +102,6 @@ class AddressRange {
   // Maps all `bytes` of the memory at `offset` of this range, where nothing is mapped.
   Result<Mapping> map(std::uint64_t offset, std::uint64_t bytes, const Physical& memory, Access access) const;
   CUdeviceptr base() const { return base_; }
-  std::uint64_t bytes() const { return bytes_; }
 
  private:
   AddressRange(CUdevice device, CUdeviceptr base, std::uint64_t bytes) : device_(device), base_(base), bytes_(bytes) {}
