@@ -4,9 +4,12 @@
 // only when every byte was right and every call did what it must.
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <deque>
+#include <memory>
 #include <sstream>
+#include <thread>
 
 #include "client/abi.h"
 #include "kvq/kill_point.h"
@@ -97,9 +100,23 @@ void edit(TinyModel& tiny) {
   tiny.attend_and_check(cut.block_table(), 160, 0, 4);
 }
 
+// A kvqd that dies while somebody connects says NO_DAEMON (kvq_connect); a server then comes again.
+std::unique_ptr<TinyModel> come_again(const std::string& socket) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
+  for (;;) {
+    try {
+      return std::make_unique<TinyModel>(socket, ModelOptions{});
+    } catch (const Failure& failure) {
+      if (failure.status() != KVQ_ERR_NO_DAEMON || std::chrono::steady_clock::now() > until) throw;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));  // who starts it has no event for us
+    }
+  }
+}
+
 // A session that comes and goes with what it holds.
 void visit(const std::string& socket) {
-  TinyModel guest(socket, {});
+  const auto connected = come_again(socket);
+  TinyModel& guest = *connected;
   const auto tokens = matrix_tokens(1);
   std::uint64_t cached = 0;
   Sequence one = guest.model().open(tokens, &cached);
