@@ -23,14 +23,15 @@ struct AppendParams {
   bool vectors;  // every source row begins at a multiple of 16 bytes
 };
 
-// Where the token's rows of head 0 go, 0 if nowhere.
+// Where the token's rows of head 0 go, 0 if nowhere. All threads look; one reports.
 __device__ std::uint64_t find_target(const AppendParams& p, std::uint32_t token, std::int64_t slot) {
   if (slot == kNoSlot) return 0;
+  PageWord found;
   if (slot < 0) {
-    report_fault(p.pages, Errc::invalid_argument, token, 0);
-    return 0;
+    found.code = Errc::invalid_argument;
+  } else {
+    found = find_page(p.pages, slot / kPageTokens);
   }
-  PageWord found = find_page(p.pages, slot / kPageTokens);
   const Entry entry = unpack_entry(found.word);
   const LayerFormat& dense = p.pages.formats[static_cast<std::uint32_t>(Format::dense)];
   if (found.code == Errc::ok) {
@@ -38,7 +39,7 @@ __device__ std::uint64_t find_target(const AppendParams& p, std::uint32_t token,
     if (entry.format != Format::dense || dense.format == Format::none) found.code = Errc::wrong_layout;
   }
   if (found.code != Errc::ok) {
-    report_fault(p.pages, found.code, token, found.page);
+    if (threadIdx.x == 0) report_fault(p.pages, found.code, token, found.page);
     return 0;
   }
   return p.pages.arena + entry.offset_bytes + dense.offset_bytes;
@@ -52,27 +53,27 @@ __device__ uint4 read_chunk(const std::uint16_t* from, bool vectors) {
   return {word[0], word[1], word[2], word[3]};
 }
 
-// A block for each token; a thread moves 16 bytes at a time.
+// A block for each token; a thread moves 16 bytes at a time. The first of them are on their way while the page is looked
+// up.
 __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant__ AppendParams p) {
-  const std::uint32_t token = blockIdx.x, chunks = p.d / 8;
+  const std::uint32_t token = blockIdx.x, chunks = p.d / 8, count = 2 * p.kv_heads * chunks;
   const std::int64_t slot = __ldg(p.slots + token);
-  __shared__ std::uint64_t shared_target;
-  if (threadIdx.x == 0) shared_target = find_target(p, token, slot);
-  __syncthreads();
-  const std::uint64_t target = shared_target;
-  if (target == 0) return;
   const std::uint32_t position = static_cast<std::uint32_t>(slot % kPageTokens), head_bytes = kPageTokens * p.d * 4;
-  for (std::uint32_t i = threadIdx.x; i < 2 * p.kv_heads * chunks; i += kThreads) {
+  std::uint64_t target = 0;
+  for (std::uint32_t i = threadIdx.x; i < count; i += kThreads) {
     const std::uint32_t row = i / chunks, c = i - row * chunks;
     const bool keys = row < p.kv_heads;
     const std::uint32_t head = keys ? row : row - p.kv_heads;
     const std::uint16_t* const base = keys ? p.k : p.v;
-    if (base == nullptr) continue;
     const std::int64_t at =
         keys ? token * p.k_token_stride + head * p.k_head_stride : token * p.v_token_stride + head * p.v_head_stride;
+    uint4 chunk{};
+    if (base != nullptr) chunk = read_chunk(base + at + 8 * c, p.vectors);
+    if (i < kThreads) target = find_target(p, token, slot);
+    if (target == 0) return;
+    if (base == nullptr) continue;
     const std::uint64_t part = target + std::uint64_t{head} * head_bytes + (keys ? 0 : head_bytes / 2);
-    auto* const to = reinterpret_cast<uint4*>(part) + position * chunks + dense_chunk(position, c, p.d);
-    *to = read_chunk(base + at + 8 * c, p.vectors);
+    reinterpret_cast<uint4*>(part)[position * chunks + dense_chunk(position, c, p.d)] = chunk;
   }
 }
 

@@ -4,6 +4,7 @@
 // scale and midpoint gave; a channel list that damage has changed leads nowhere outside the block.
 #pragma once
 
+#include "kernels/cuda/matrices.cuh"
 #include "kernels/cuda/page_block.cuh"
 #include "kernels/cuda/page_codec.cuh"
 
@@ -26,76 +27,85 @@ struct GroupValues {
     }
   }
 
-  // The two elements (e = 0, 1) of register j; codes in the low nibble or byte of each half.
+  // The two elements (e = 0, 1) of register j; codes in the low nibble or byte of each half. A code in bits 8 .. 15
+  // below the exponent of 2^15 is a float without a conversion.
   template <Dtype kType>
   __device__ std::uint32_t pair(std::uint32_t codes, std::uint32_t j, float center) const {
-    const std::uint32_t h = j / 2;
-    return Pair<kType>::round(decode(codes & 0xffff, center, h == 0 ? scale[0] : scale[2], h == 0 ? mid[0] : mid[2]),
-                              decode(codes >> 16, center, h == 0 ? scale[1] : scale[3], h == 0 ? mid[1] : mid[3]));
+    constexpr std::uint32_t kExponent = 0x4700'0000u;
+    const std::uint32_t g = j / 2 * 2;
+    const float low = __uint_as_float(__byte_perm(codes, kExponent, 0x7604)) - (32768.0f + center);
+    const float high = __uint_as_float(__byte_perm(codes, kExponent, 0x7624)) - (32768.0f + center);
+    return Pair<kType>::round(decode(low, scale[g], mid[g]), decode(high, scale[g + 1], mid[g + 1]));
   }
 };
 
 template <Dtype kType>
-__device__ inline void dequantize_keys(const std::byte* block, const Lane& lane, std::uint32_t d,
-                                       const BlockOffsets& at, bool wide, std::byte* dense) {
-  auto* out = reinterpret_cast<std::uint32_t*>(dense);
-  for (std::uint32_t kt = lane.warp; kt < d / 16; kt += kTranscodeWarps) {
-    const std::uint32_t channel = 16 * kt + 2 * lane.t;
-    const GroupValues groups(block, at.k_scale, at.k_mid, channel, d);
-    const uint4 codes = chunk_at(block, at.k + kt * 512 + lane.lane * 16);
-    const uint4 low_codes = wide ? chunk_at(block, at.k_low + kt * 512 + lane.lane * 16) : uint4{0, 0, 0, 0};
-    const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
-    const std::uint32_t low_words[4] = {low_codes.x, low_codes.y, low_codes.z, low_codes.w};
+__device__ __forceinline__ void dequantize_key_tile(const std::byte* block, const Lane& lane, std::uint32_t d,
+                                                    const BlockOffsets& at, bool wide, std::uint32_t kt,
+                                                    std::uint32_t keys) {
+  const GroupValues groups(block, at.k_scale, at.k_mid, 16 * kt + 2 * lane.t, d);
+  const uint4 codes = chunk_at(block, at.k + kt * 512 + lane.lane * 16);
+  const uint4 low_codes = wide ? chunk_at(block, at.k_low + kt * 512 + lane.lane * 16) : uint4{0, 0, 0, 0};
+  const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+  const std::uint32_t low_words[4] = {low_codes.x, low_codes.y, low_codes.z, low_codes.w};
 #pragma unroll
-    for (std::uint32_t mt = 0; mt < 4; ++mt) {
-#pragma unroll
-      for (std::uint32_t j = 0; j < 4; ++j) {
-        std::uint32_t pair = (words[mt] >> (4 * j)) & 0x000f'000fu;
-        if (wide) pair = pair << 4 | ((low_words[mt] >> (4 * j)) & 0x000f'000fu);
-        const std::uint32_t token = 16 * mt + lane.g + 8 * (j % 2);
-        out[dense_index(token, channel + 8 * (j / 2), d) / 2] =
-            groups.pair<kType>(pair, j, wide ? 0.5f * kTop8 : 0.5f * kTop4);
-      }
-    }
-  }
-}
-
-template <Dtype kType>
-__device__ inline void dequantize_values(const std::byte* block, const Lane& lane, std::uint32_t d,
-                                         const BlockOffsets& at, std::uint16_t* out) {
-  const std::uint32_t kt = lane.warp % 4, token = 16 * kt + 2 * lane.t;
-  const GroupValues groups(block, at.v_scale, at.v_mid, token, kPageTokens);
-  const auto* words = reinterpret_cast<const std::uint32_t*>(block + at.v);
-  for (std::uint32_t ct = lane.warp / 4; ct < d / 16; ct += kTranscodeWarps / 4) {
-    const std::uint32_t channel = 16 * ct + lane.g, word = words[v_code_at(token, channel, d).word];
+  for (std::uint32_t mt = 0; mt < 4; ++mt) {
+    std::uint32_t r[4];
 #pragma unroll
     for (std::uint32_t j = 0; j < 4; ++j) {
-      const std::uint32_t pair = groups.pair<kType>((word >> (4 * j)) & 0x000f'000fu, j, 0.5f * kTop4);
-      const std::uint32_t first = token + 8 * (j / 2), c = channel + 8 * (j % 2);
-      out[dense_index(first, c, d)] = static_cast<std::uint16_t>(pair);
-      out[dense_index(first + 1, c, d)] = static_cast<std::uint16_t>(pair >> 16);
+      std::uint32_t pair = (words[mt] >> (4 * j)) & 0x000f'000fu;
+      if (wide) pair = pair << 4 | ((low_words[mt] >> (4 * j)) & 0x000f'000fu);
+      r[j] = groups.pair<kType>(pair, j, wide ? 0.5f * kTop8 : 0.5f * kTop4);
     }
+    store_matrices(key_matrix(lane, keys, d, kt, mt), r);
   }
 }
 
-// All threads; the block is complete after the __syncthreads() at the end.
+// Up to four channel tiles, from `first` on, of V tile kt.
+template <Dtype kType>
+__device__ __forceinline__ void dequantize_value_tiles(const std::byte* block, const Lane& lane, std::uint32_t d,
+                                                       const BlockOffsets& at, std::uint32_t kt, std::uint32_t first,
+                                                       std::uint32_t values) {
+  const GroupValues groups(block, at.v_scale, at.v_mid, 16 * kt + 2 * lane.t, kPageTokens);
+  const std::uint32_t tiles = d / 16, width = tiles - first < 4 ? tiles - first : 4;
+  const std::byte* codes = block + at.v + (kt * tiles + first) * 128 + lane.lane * 4 * width;
+#pragma unroll
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    if (i >= width) break;
+    const std::uint32_t word = *reinterpret_cast<const std::uint32_t*>(codes + 4 * i);
+    std::uint32_t r[4];
+#pragma unroll
+    for (std::uint32_t j = 0; j < 4; ++j) r[j] = groups.pair<kType>((word >> (4 * j)) & 0x000f'000fu, j, 0.5f * kTop4);
+    store_matrices_transposed(value_matrix(lane, values, d, kt, first + i), r);
+  }
+}
+
+// All working threads; the block is complete after the barrier at the end.
 template <Dtype kType>
 __device__ inline void dequantize_block(const std::byte* block, Format format, std::uint32_t d, const Lane& lane,
                                         std::byte* dense) {
   const BlockOffsets at = block_offsets(format, d);
-  auto* out = reinterpret_cast<std::uint16_t*>(dense);
-  dequantize_keys<kType>(block, lane, d, at, format == Format::k8v4, dense);
-  dequantize_values<kType>(block, lane, d, at, out + kPageTokens * d);
-  __syncthreads();
-  if (const std::uint32_t kept = kept_channels(format); kept != 0) {
-    const auto* list = reinterpret_cast<const std::uint16_t*>(block + at.channels);
-    const auto* values = reinterpret_cast<const std::uint16_t*>(block + at.kept);
-    for (std::uint32_t i = threadIdx.x; i < kept * kPageTokens; i += kTranscodeThreads) {
-      const std::uint32_t channel = list[i / kPageTokens];
-      if (channel < d) out[dense_index(i % kPageTokens, channel, d)] = values[i];
+  const std::uint32_t keys = shared_address(dense), values = keys + kPageTokens * d * 2;
+  const std::uint32_t key_tiles = d / 16, value_parts = (d + 63) / 64;
+  for (std::uint32_t i = lane.warp; i < key_tiles + 4 * value_parts; i += kTranscodeWarps) {
+    if (i < key_tiles) {
+      dequantize_key_tile<kType>(block, lane, d, at, format == Format::k8v4, i, keys);
+    } else {
+      const std::uint32_t part = i - key_tiles;
+      dequantize_value_tiles<kType>(block, lane, d, at, part % 4, part / 4 * 4, values);
     }
-    __syncthreads();
   }
+  sync_workers(1, kTranscodeThreads);
+  const std::uint32_t kept = kept_channels(format);
+  if (kept == 0) return;
+  auto* out = reinterpret_cast<std::uint16_t*>(dense);
+  const auto* list = reinterpret_cast<const std::uint16_t*>(block + at.channels);
+  const auto* elements = reinterpret_cast<const std::uint16_t*>(block + at.kept);
+  for (std::uint32_t i = threadIdx.x; i < kept * kPageTokens; i += kTranscodeThreads) {
+    const std::uint32_t channel = list[i / kPageTokens];
+    if (channel < d) out[dense_index(i % kPageTokens, channel, d)] = elements[i];
+  }
+  sync_workers(1, kTranscodeThreads);
 }
 
 }  // namespace kvq::cuda

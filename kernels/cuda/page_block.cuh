@@ -11,6 +11,7 @@
 
 namespace kvq::cuda {
 
+// Those that work on blocks; the courier's warp comes behind them.
 inline constexpr std::uint32_t kTranscodeThreads = 256, kTranscodeWarps = kTranscodeThreads / 32;
 
 struct BlockWork {
@@ -37,13 +38,19 @@ struct Lane {
   std::uint32_t row = lane % 8, matrix = lane / 8;  // whose address a lane gives to ldmatrix
 };
 
+// Barrier 0 is that of all threads, the courier's too.
+__device__ inline void sync_workers(std::uint32_t barrier, std::uint32_t threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// Pages that were written are not read again soon, as those that are read.
 __device__ inline void store_chunk(const BlockWork& block, std::uint32_t at, uint4 w, Sums& sums) {
-  *reinterpret_cast<uint4*>(block.to + at) = w;
+  __stcs(reinterpret_cast<uint4*>(block.to + at), w);
   add_chunk(sums.destination, block.to_chunk + at / 16, w.x, w.y, w.z, w.w);
 }
 
 __device__ inline void store_word(const BlockWork& block, std::uint32_t at, std::uint32_t w, Sums& sums) {
-  *reinterpret_cast<std::uint32_t*>(block.to + at) = w;
+  __stcs(reinterpret_cast<std::uint32_t*>(block.to + at), w);
   add_word(sums.destination, block.to_chunk * 4 + at / 4, w);
 }
 
@@ -51,55 +58,59 @@ __device__ inline uint4 chunk_at(const std::byte* shared, std::uint32_t at) {
   return *reinterpret_cast<const uint4*>(shared + at);
 }
 
-// Sums up sources; all threads. A thread stays in one column of the page's 4 KiB rows wherever a block begins with a
-// row, as all blocks of dense pages do, and keeps that part of its multipliers.
-class SourceSum {
+// Passes over whole blocks in shared memory; all working threads. A thread stays in one column of the page's 4 KiB rows
+// wherever a block begins with a row, as all dense blocks of dense pages do, and keeps that part of its multipliers.
+class Columns {
  public:
-  __device__ SourceSum() {
+  __device__ Columns() {
     static_assert(kTranscodeThreads == 256);
     for (std::uint32_t j = 0; j < 4; ++j) column_[j] = page_sum_column(threadIdx.x) ^ page_sum_salt(j);
   }
 
-  // kDenseBytes: the size of all blocks that are not copied, where it is known.
-  template <std::uint32_t kDenseBytes>
-  __device__ void add(const BlockWork& block, const std::byte* source, Sums& sums) const {
-    if (kDenseBytes != 0 && block.from_bytes == kDenseBytes) {
-      add_rows(kDenseBytes, block, source, sums);
-    } else if ((block.from_chunk | block.from_bytes / 16) % 256 == 0) {
-      add_rows(block.from_bytes, block, source, sums);
+  // Adds `bytes` that lie at `chunk` of their page, and stores them where kStore says so. kRows: whole rows for sure.
+  template <bool kStore, bool kRows = false>
+  __device__ __forceinline__ void pass(const std::byte* shared, std::uint32_t bytes, std::uint32_t chunk, std::byte* to,
+                                       std::uint64_t& sum) const {
+    if (kRows || (chunk | bytes / 16) % 256 == 0) {
+      std::uint32_t row = chunk / 256;
+#pragma unroll 4
+      for (std::uint32_t at = threadIdx.x * 16; at < bytes; at += kTranscodeThreads * 16, ++row) {
+        const uint4 w = chunk_at(shared, at);
+        if (kStore) __stcs(reinterpret_cast<uint4*>(to + at), w);
+        const std::uint32_t key = page_sum_row(row);
+        sum += std::uint64_t{w.x} * (column_[0] ^ key);
+        sum += std::uint64_t{w.y} * (column_[1] ^ key);
+        sum += std::uint64_t{w.z} * (column_[2] ^ key);
+        sum += std::uint64_t{w.w} * (column_[3] ^ key);
+      }
     } else {
 #pragma unroll 4
-      for (std::uint32_t at = threadIdx.x * 16; at < block.from_bytes; at += kTranscodeThreads * 16) {
-        const uint4 w = chunk_at(source, at);
-        add_chunk(sums.source, block.from_chunk + at / 16, w.x, w.y, w.z, w.w);
+      for (std::uint32_t at = threadIdx.x * 16; at < bytes; at += kTranscodeThreads * 16) {
+        const uint4 w = chunk_at(shared, at);
+        if (kStore) __stcs(reinterpret_cast<uint4*>(to + at), w);
+        add_chunk(sum, chunk + at / 16, w.x, w.y, w.z, w.w);
       }
     }
   }
 
- private:
-  __device__ __forceinline__ void add_rows(std::uint32_t bytes, const BlockWork& block, const std::byte* source,
-                                           Sums& sums) const {
-    std::uint32_t row = block.from_chunk / 256;
-#pragma unroll 4
-    for (std::uint32_t at = 0; at < bytes; at += kTranscodeThreads * 16, ++row) {
-      const uint4 w = chunk_at(source, at + threadIdx.x * 16);
-      const std::uint32_t key = page_sum_row(row);
-      sums.source += std::uint64_t{w.x} * (column_[0] ^ key);
-      sums.source += std::uint64_t{w.y} * (column_[1] ^ key);
-      sums.source += std::uint64_t{w.z} * (column_[2] ^ key);
-      sums.source += std::uint64_t{w.w} * (column_[3] ^ key);
-    }
+  __device__ void add_source(const BlockWork& block, const std::byte* source, Sums& sums) const {
+    pass<false>(source, block.from_bytes, block.from_chunk, nullptr, sums.source);
   }
 
+  // The block as it is. Most lie at the same place in both pages, and so add the same to both sums.
+  __device__ void copy(const BlockWork& block, const std::byte* source, Sums& sums) const {
+    std::uint64_t sum = 0;
+    pass<true>(source, block.from_bytes, block.from_chunk, block.to, sum);
+    sums.source += sum;
+    if (block.from_chunk != block.to_chunk) {
+      sum = 0;
+      pass<false>(source, block.to_bytes, block.to_chunk, nullptr, sum);
+    }
+    sums.destination += sum;
+  }
+
+ private:
   std::uint32_t column_[4];
 };
-
-// Writes a whole block that lies ready in shared memory; all threads.
-__device__ inline void write_block(const BlockWork& block, const std::byte* ready, Sums& sums) {
-#pragma unroll 4
-  for (std::uint32_t at = threadIdx.x * 16; at < block.to_bytes; at += kTranscodeThreads * 16) {
-    store_chunk(block, at, chunk_at(ready, at), sums);
-  }
-}
 
 }  // namespace kvq::cuda

@@ -32,7 +32,8 @@ struct Pair {  // of 16-bit elements in a register
   }
   // As codec_element: fp16 stays finite.
   __device__ static std::uint32_t round(float low, float high) {
-    return bits(__floats2half2_rn(fminf(fmaxf(low, -65504.0f), 65504.0f), fminf(fmaxf(high, -65504.0f), 65504.0f)));
+    const Type largest = __floats2half2_rn(kLargest, kLargest);
+    return bits(__hmin2(__hmax2(__floats2half2_rn(low, high), __hneg2(largest)), largest));
   }
   __device__ static std::uint32_t bits(Type x) { return *reinterpret_cast<const std::uint32_t*>(&x); }
   static constexpr float kLargest = 65504.0f;
@@ -198,18 +199,21 @@ __device__ inline std::uint32_t code_word(const Groups<kPlain>& g, const std::ui
 template <Dtype kType>
 __device__ inline void code_words(const Groups<false>& g, const std::uint32_t (&r)[4], std::uint32_t& high,
                                   std::uint32_t& low) {
-  high = low = 0;
+  std::uint32_t bytes[2];  // of registers 2 h and 2 h + 1 in each half
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const std::uint32_t codes = code_pair<kType>(g, j, r[j], kTop8) & 0x00ff'00ffu;
-    high |= ((codes >> 4) & 0x000f'000fu) << (4 * j);
-    low |= (codes & 0x000f'000fu) << (4 * j);
+  for (int h = 0; h < 2; ++h) {
+    const std::uint32_t even = code_pair<kType>(g, 2 * h, r[2 * h], kTop8), odd = code_pair<kType>(g, 2 * h + 1, r[2 * h + 1], kTop8);
+    bytes[h] = __byte_perm(even, odd, 0x6240);
   }
+  // Nibbles 0 and 2 of each half, side by side.
+  const auto pack = [](std::uint32_t nibbles) { return (nibbles | nibbles >> 4) & 0x00ff'00ffu; };
+  low = pack(bytes[0] & 0x0f0f'0f0fu) + (pack(bytes[1] & 0x0f0f'0f0fu) << 8);
+  high = pack(bytes[0] >> 4 & 0x0f0f'0f0fu) + (pack(bytes[1] >> 4 & 0x0f0f'0f0fu) << 8);
 }
 
-// One decoded element, as codec_value.
-__device__ inline float decode(std::uint32_t code, float center, float scale, float mid) {
-  return __fadd_rn(mid, __fmul_rn(static_cast<float>(code) - center, scale));
+// The value of a code, as codec_value: the product is exact (9 bits by 11), so one rounding is what two are there.
+__device__ inline float decode(float code_from_center, float scale, float mid) {
+  return __fmaf_rn(code_from_center, scale, mid);
 }
 
 }  // namespace kvq::cuda

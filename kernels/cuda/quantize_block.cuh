@@ -1,52 +1,30 @@
 // A dense block in shared memory -> a quantized block in device memory, codes straight from fragment registers.
 //
-// Invariant: warps 0 .. 3 write keys, warps 4 .. 7 values, in equal shares for every head size; every byte of the block
+// Invariant: warps 0 .. 3 write keys (and kept channels), warps 4 .. 7 values, in equal shares for every head size; every byte of the block
 // is written once. A tile is 16 channels x 64 tokens of K or 16 tokens x all channels of V: whole groups, so a warp
 // needs no other. `d` is a constant where the caller's is.
 #pragma once
 
-#include "kernels/cuda/block_copy.cuh"
+#include "kernels/cuda/matrices.cuh"
 #include "kernels/cuda/page_block.cuh"
 #include "kernels/cuda/page_codec.cuh"
 
 namespace kvq::cuda {
 
+// The key channels that stay in 16 bits, in the registers of each warp that writes keys: lane i has number i of the
+// list, ascending, and word i of the mask.
 struct KeptChannels {
-  alignas(16) std::uint32_t range[kMaxHeadDim];  // bits of max - min
-  std::uint32_t mask[kMaxHeadDim / 32];          // of kept channels
-  std::uint32_t list[8];                         // the same, ascending; kNoChannel: unused
-};
+  std::uint32_t number = kNoChannel, mask = 0;
 
-__device__ inline void load_matrices(std::uint32_t address, std::uint32_t (&r)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-
-__device__ inline void load_matrices_transposed(std::uint32_t address, std::uint32_t (&r)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-
-// K tile kt: r[mt][j] holds channels 16 kt + 2 t + 8 (j >> 1) + (0, 1) of token 16 mt + g + 8 (j & 1).
-__device__ __forceinline__ void load_key_tile(const Lane& lane, std::uint32_t keys, std::uint32_t d, std::uint32_t kt,
-                                              std::uint32_t (&r)[4][4]) {
-  const std::uint32_t chunk = dense_chunk(lane.row, 2 * kt + lane.matrix / 2, d);
-#pragma unroll
-  for (std::uint32_t mt = 0; mt < 4; ++mt) {
-    load_matrices(keys + (16 * mt + lane.row + 8 * (lane.matrix % 2)) * 2 * d + chunk * 16, r[mt]);
+  // All lanes.
+  __device__ void add(std::uint32_t lane, std::uint32_t channel) {
+    const std::uint32_t before = __shfl_up_sync(~0u, number, 1);
+    if (number > channel) number = lane == 0 || before < channel ? channel : before;
+    if (lane == channel / 32) mask |= 1u << channel % 32;
   }
-}
-
-// V tile (kt, ct): r[j] holds tokens 16 kt + 2 t + 8 (j >> 1) + (0, 1) of channel 16 ct + g + 8 (j & 1).
-__device__ __forceinline__ void load_value_tile(const Lane& lane, std::uint32_t values, std::uint32_t d,
-                                                std::uint32_t kt, std::uint32_t ct, std::uint32_t (&r)[4]) {
-  const std::uint32_t chunk = dense_chunk(lane.row, 2 * ct + lane.matrix % 2, d);
-  load_matrices_transposed(values + (16 * kt + lane.row + 8 * (lane.matrix / 2)) * 2 * d + chunk * 16, r);
-}
+  // Of key tile kt.
+  __device__ std::uint32_t tile_mask(std::uint32_t kt) const { return __shfl_sync(~0u, mask, kt / 2) >> (16 * (kt % 2)); }
+};
 
 // The 16 words of a tile's parameters, one by each of the first 16 lanes, at scale_index() and mid_index() of their
 // first item.
@@ -94,7 +72,7 @@ __device__ __forceinline__ void quantize_keys(const BlockWork& block, const Lane
     std::uint32_t r[4][4];
     load_key_tile(lane, keys, d, kt, r);
     const std::uint32_t own_channel = 2 * lane.t + lane.g / 2 % 2 + 8 * (lane.g % 2);
-    const bool is_kept = kept != nullptr && (kept->mask[kt / 2] >> (16 * (kt % 2) + own_channel) & 1) != 0;
+    const bool is_kept = kept != nullptr && (kept->tile_mask(kt) >> own_channel & 1) != 0;
     const Group own = own_group(key_range<kType>(r), lane, kWide ? kTop8 : kTop4, is_kept, sums);
     uint4 w;
     if constexpr (kWide) {
@@ -165,78 +143,81 @@ __device__ __forceinline__ void quantize_values(const BlockWork& block, const La
   store_parameters(block, lane, at.v_scale, at.v_mid, kPageTokens, kt, own.parameters(lane.g), sums);
 }
 
-// Picks the channels of largest range, the lower one first among equals. All threads; three rounds of __syncthreads().
+inline constexpr std::uint32_t kKeyThreads = kTranscodeThreads / 2, kKeyBarrier = 1;
+
+// Picks the channels of largest range, the lower one first among equals. The warps that write keys share `ranges`.
 template <Dtype kType>
-__device__ inline void choose_kept(const Lane& lane, std::uint32_t keys, std::uint32_t d, std::uint32_t count,
-                                   KeptChannels& kept) {
-  for (std::uint32_t kt = lane.warp; kt < d / 16; kt += kTranscodeWarps) {
+__device__ __forceinline__ KeptChannels choose_kept(const Lane& lane, std::uint32_t keys, std::uint32_t d,
+                                                    std::uint32_t count, std::uint32_t* ranges) {
+  for (std::uint32_t kt = lane.warp; kt < d / 16; kt += kKeyThreads / 32) {
     std::uint32_t r[4][4];
     load_key_tile(lane, keys, d, kt, r);
     float low, high;
     key_range<kType>(r).join(lane.g, low, high);
     if (lane.g >= 4) continue;
     const std::uint32_t channel = 16 * kt + 2 * lane.t + lane.g / 2 + 8 * (lane.g % 2);
-    kept.range[channel] = __float_as_uint(fabsf(__fsub_rn(high, low)));  // not negative, so ordered like integers
+    ranges[channel] = __float_as_uint(fabsf(__fsub_rn(high, low))) + 1;  // ordered like integers, and never 0
   }
-  __syncthreads();
-  const std::uint32_t channel = threadIdx.x;
-  static_assert(kTranscodeThreads >= kMaxHeadDim);
-  std::uint32_t wider = 0;
-  if (channel < d) {
-    const std::uint32_t own = kept.range[channel];
-    const auto ahead = [&](std::uint32_t other, std::uint32_t c) {
-      return other + (c < channel ? 1 : 0) > own ? 1u : 0u;
-    };
-    for (std::uint32_t c = 0; c < d; c += 4) {
-      const uint4 other = *reinterpret_cast<const uint4*>(kept.range + c);
-      wider += ahead(other.x, c) + ahead(other.y, c + 1) + ahead(other.z, c + 2) + ahead(other.w, c + 3);
-    }
+  sync_workers(kKeyBarrier, kKeyThreads);
+  std::uint32_t left[kMaxHeadDim / 32];  // of the channels lane, lane + 32, ...; 0: none, or taken
+#pragma unroll
+  for (std::uint32_t i = 0; i < kMaxHeadDim / 32; ++i) left[i] = 32 * i + lane.lane < d ? ranges[32 * i + lane.lane] : 0;
+  sync_workers(kKeyBarrier, kKeyThreads);  // the next block's come after these
+  KeptChannels kept;
+  for (std::uint32_t n = 0; n < count; ++n) {
+    std::uint32_t widest = left[0];
+#pragma unroll
+    for (std::uint32_t i = 1; i < kMaxHeadDim / 32; ++i) widest = max(widest, left[i]);
+    widest = __reduce_max_sync(~0u, widest);
+    std::uint32_t first = ~0u;
+#pragma unroll
+    for (std::uint32_t i = kMaxHeadDim / 32; i-- > 0;) first = left[i] == widest ? 32 * i + lane.lane : first;
+    const std::uint32_t channel = __reduce_min_sync(~0u, first);
+#pragma unroll
+    for (std::uint32_t i = 0; i < kMaxHeadDim / 32; ++i) left[i] = channel == 32 * i + lane.lane ? 0 : left[i];
+    kept.add(lane.lane, channel);
   }
-  const std::uint32_t mask = __ballot_sync(~0u, channel < d && wider < count);
-  if (lane.lane == 0) kept.mask[lane.warp] = mask;
-  if (threadIdx.x < 8) kept.list[threadIdx.x] = kNoChannel;
-  __syncthreads();
-  if (mask >> lane.lane & 1) {
-    std::uint32_t place = __popc(mask & ((1u << lane.lane) - 1));
-    for (std::uint32_t i = 0; i < lane.warp; ++i) place += __popc(kept.mask[i]);
-    if (place < 8) kept.list[place] = channel;  // NaN makes more, in a block that is refused
-  }
-  __syncthreads();
+  return kept;
 }
 
-// The list of kept channels and their elements as they are. All threads, after choose_kept().
-__device__ inline void store_kept(const BlockWork& block, const std::uint16_t* keys, std::uint32_t d,
+// The list of kept channels and their elements as they are, by the warps that write keys.
+__device__ inline void store_kept(const BlockWork& block, const Lane& lane, const std::byte* keys, std::uint32_t d,
                                   std::uint32_t count, const BlockOffsets& at, const KeptChannels& kept, Sums& sums) {
-  if (threadIdx.x < kChannelListBytes / 4) {
-    const std::uint32_t n = 2 * threadIdx.x, pair = n < 8 ? kept.list[n] | kept.list[n + 1] << 16 : 0;
-    store_word(block, at.channels + 4 * threadIdx.x, pair, sums);
+  const auto* elements = reinterpret_cast<const std::uint16_t*>(keys);
+  if (lane.warp == 0) {
+    const std::uint32_t even = __shfl_sync(~0u, kept.number, 2 * lane.lane % 8);
+    const std::uint32_t odd = __shfl_sync(~0u, kept.number, (2 * lane.lane + 1) % 8);
+    static_assert(kChannelListBytes == 32 * 4);
+    store_word(block, at.channels + 4 * lane.lane, lane.lane < 4 ? even | odd << 16 : 0, sums);
   }
-  for (std::uint32_t i = threadIdx.x; i < count * kPageTokens / 2; i += kTranscodeThreads) {
-    const std::uint32_t channel = kept.list[i / (kPageTokens / 2)], token = i % (kPageTokens / 2) * 2;
-    if (channel >= d) continue;
-    const std::uint32_t low = keys[dense_index(token, channel, d)], high = keys[dense_index(token + 1, channel, d)];
-    store_word(block, at.kept + 4 * i, low | high << 16, sums);
+  for (std::uint32_t n = lane.warp; n < count; n += kKeyThreads / 32) {
+    const std::uint32_t channel = __shfl_sync(~0u, kept.number, n), token = 2 * lane.lane;
+    static_assert(kPageTokens == 64);
+    const std::uint32_t low = elements[dense_index(token, channel, d)],
+                        high = elements[dense_index(token + 1, channel, d)];
+    store_word(block, at.kept + 2 * kPageTokens * n + 4 * lane.lane, low | high << 16, sums);
   }
 }
 
-// All threads. `format` and `d` are those of the destination.
+// All working threads. `format` and `d` are those of the destination; `ranges` has room for a word a channel.
 template <Dtype kType, bool kWide>
 __device__ __forceinline__ void quantize_block(const BlockWork& block, const std::byte* dense, Format format,
-                                               std::uint32_t d, const Lane& lane, KeptChannels* kept, Sums& sums) {
+                                               std::uint32_t d, const Lane& lane, std::uint32_t* ranges, Sums& sums) {
   const BlockOffsets at = block_offsets(format, d);
-  const std::uint32_t keys = shared_address(dense), values = keys + kPageTokens * d * 2;
-  if (kept != nullptr) {
-    choose_kept<kType>(lane, keys, d, kept_channels(format), *kept);
-    store_kept(block, reinterpret_cast<const std::uint16_t*>(dense), d, kept_channels(format), at, *kept, sums);
-  }
-  if (lane.warp < 4) {
-    quantize_keys<kType, kWide>(block, lane, keys, d, at, kept, sums);
+  const std::uint32_t keys = shared_address(dense), values = keys + kPageTokens * d * 2, count = kept_channels(format);
+  if (lane.warp < kKeyThreads / 32) {
+    KeptChannels kept;
+    if (!kWide && count != 0) {
+      kept = choose_kept<kType>(lane, keys, d, count, ranges);
+      store_kept(block, lane, dense, d, count, at, kept, sums);
+    }
+    quantize_keys<kType, kWide>(block, lane, keys, d, at, count != 0 ? &kept : nullptr, sums);
   } else {
     quantize_values<kType>(block, lane, values, d, at, sums);
   }
   const std::uint32_t used = at.v_mid + 2 * kPageTokens,
                       padding = static_cast<std::uint32_t>(round_up(used, 128)) - used;
-  if (threadIdx.x < padding / 16) *reinterpret_cast<uint4*>(block.to + used + threadIdx.x * 16) = uint4{0, 0, 0, 0};
+  if (threadIdx.x < padding / 16) __stcs(reinterpret_cast<uint4*>(block.to + used) + threadIdx.x, uint4{0, 0, 0, 0});
 }
 
 }  // namespace kvq::cuda

@@ -1,7 +1,7 @@
-// What transcode kernels do with a block: one for any mix of layers, and one per common case with its sizes as
-// constants.
+// What transcode kernels do with a block: one for each kind of rewrite, and some with their sizes as constants.
 //
-// Invariant: the same functions underneath, so a common case gives the same bytes as the general kernel.
+// Invariant: the same functions underneath, so a kernel with constants gives the same bytes as the general one. Any
+// kernel takes blocks that are copied or only summed up.
 #pragma once
 
 #include "kernels/cuda/dequantize_block.cuh"
@@ -9,47 +9,67 @@
 
 namespace kvq::cuda {
 
-// Any pair, any head size; layers may differ.
-struct RewriteAny {
-  static constexpr int kCtas = 2;
-  static constexpr bool kWarpsApart = false;
-  static constexpr std::uint32_t kDenseBytes = 0;
+enum class Target { int4, kept, wide };  // int4; int4_kN; k8v4
 
-  __device__ static void block(const BlockWork& block, const Lane& lane, const std::byte* source, std::byte* scratch,
-                               Sums& sums) {
-    if (block.to_bytes == 0) return;
-    if (block.from_format == block.to_format) return write_block(block, source, sums);
-    block.dtype == Dtype::fp16 ? rewrite<Dtype::fp16>(block, lane, source, scratch, sums)
-                               : rewrite<Dtype::bf16>(block, lane, source, scratch, sums);
-  }
+// Whether that was all there is to do.
+__device__ __forceinline__ bool passed_on(const BlockWork& block, const Columns& columns, const std::byte* source,
+                                          Sums& sums) {
+  if (block.to_bytes != 0 && block.from_format != block.to_format) return false;
+  block.to_bytes == 0 ? columns.add_source(block, source, sums) : columns.copy(block, source, sums);
+  return true;
+}
 
- private:
-  template <Dtype kType>
-  __device__ static void rewrite(const BlockWork& block, const Lane& lane, const std::byte* source, std::byte* scratch,
-                                 Sums& sums) {
-    if (block.to_format == Format::dense) {
-      dequantize_block<kType>(source, block.from_format, block.head_dim, lane, scratch);
-      write_block(block, scratch, sums);
-    } else if (block.to_format == Format::k8v4) {
-      quantize_block<kType, true>(block, source, Format::k8v4, block.head_dim, lane, nullptr, sums);
-    } else {
-      auto* kept = kept_channels(block.to_format) != 0 ? reinterpret_cast<KeptChannels*>(scratch) : nullptr;
-      quantize_block<kType, false>(block, source, block.to_format, block.head_dim, lane, kept, sums);
-    }
+// Equal formats, and sums alone.
+struct RewriteNothing {
+  __device__ static void block(const BlockWork& block, const Lane&, const Columns& columns, const std::byte* source,
+                               std::byte*, Sums& sums) {
+    passed_on(block, columns, source, sums);
   }
 };
 
-// dense -> int4 with one head size and dtype; layers that keep dense are copied.
-template <std::uint32_t kHeadDim, Dtype kType>
-struct RewriteInt4 {
-  static constexpr int kCtas = 3;
-  static constexpr bool kWarpsApart = true;  // warps share nothing but the source
-  static constexpr std::uint32_t kDenseBytes = block_bytes(Format::dense, kHeadDim);
+// Quantized -> dense, any head size; layers may differ.
+struct RewriteToDense {
+  __device__ static void block(const BlockWork& block, const Lane& lane, const Columns& columns,
+                               const std::byte* source, std::byte* scratch, Sums& sums) {
+    if (passed_on(block, columns, source, sums)) return;
+    columns.add_source(block, source, sums);
+    sync_workers(1, kTranscodeThreads);  // the block before this is out of the scratch
+    block.dtype == Dtype::fp16 ? dequantize_block<Dtype::fp16>(source, block.from_format, block.head_dim, lane, scratch)
+                               : dequantize_block<Dtype::bf16>(source, block.from_format, block.head_dim, lane, scratch);
+    columns.pass<true>(scratch, block.to_bytes, block.to_chunk, block.to, sums.destination);
+  }
+};
 
-  __device__ static void block(const BlockWork& block, const Lane& lane, const std::byte* source, std::byte*,
-                               Sums& sums) {
-    if (block.to_format == Format::dense) return write_block(block, source, sums);
-    quantize_block<kType, false>(block, source, Format::int4, kHeadDim, lane, nullptr, sums);
+template <Target kTarget, Dtype kType>
+__device__ __forceinline__ void quantize(const BlockWork& block, std::uint32_t d, const Lane& lane,
+                                         const Columns& columns, const std::byte* source, std::byte* scratch,
+                                         Sums& sums) {
+  const Format format = kTarget == Target::int4 ? Format::int4 : kTarget == Target::wide ? Format::k8v4 : block.to_format;
+  columns.pass<false, true>(source, static_cast<std::uint32_t>(block_bytes(Format::dense, d)), block.from_chunk, nullptr,
+                            sums.source);
+  quantize_block<kType, kTarget == Target::wide>(block, source, format, d, lane,
+                                                 reinterpret_cast<std::uint32_t*>(scratch), sums);
+}
+
+// Dense -> one kind of quantized format; head size and dtype as they come.
+template <Target kTarget>
+struct RewriteMixed {
+  __device__ static void block(const BlockWork& block, const Lane& lane, const Columns& columns,
+                               const std::byte* source, std::byte* scratch, Sums& sums) {
+    if (passed_on(block, columns, source, sums)) return;
+    block.dtype == Dtype::fp16
+        ? quantize<kTarget, Dtype::fp16>(block, block.head_dim, lane, columns, source, scratch, sums)
+        : quantize<kTarget, Dtype::bf16>(block, block.head_dim, lane, columns, source, scratch, sums);
+  }
+};
+
+// The same where all blocks are alike.
+template <Target kTarget, std::uint32_t kHeadDim, Dtype kType>
+struct RewriteAlike {
+  __device__ static void block(const BlockWork& block, const Lane& lane, const Columns& columns,
+                               const std::byte* source, std::byte* scratch, Sums& sums) {
+    if (passed_on(block, columns, source, sums)) return;
+    quantize<kTarget, kType>(block, kHeadDim, lane, columns, source, scratch, sums);
   }
 };
 

@@ -49,7 +49,10 @@ kvq_gpu_test(kvq_bench_gpu_attend
   tests/bench/gpu_attend/timing.cu
   tests/bench/gpu_attend/workload.cc)
 target_link_libraries(kvq_bench_gpu_attend kvq_bench_rows kvq_kernels_cuda kvq_oracle)
-kvq_gpu_test(kvq_bench_gpu_transcode tests/bench/bench_gpu_transcode.cc)
+kvq_gpu_test(kvq_bench_gpu_transcode
+  tests/bench/bench_gpu_transcode.cc
+  tests/bench/gpu_transcode/append.cc
+  tests/bench/gpu_transcode/plain_copy.cu)
 target_link_libraries(kvq_bench_gpu_transcode kvq_bench_rows kvq_kernels_cuda kvq_kernels)
 kvq_gpu_test(kvq_bench_gpu_node
   tests/bench/gpu_node/churner.cc
