@@ -32,8 +32,8 @@ struct BlockCopy {
 #endif
   }
 
-  // Starts the copy of `bytes` (a multiple of 16, less than 1 MiB, or 0); all lanes of the courier. What lane 0 wrote to
-  // shared memory before is seen by everybody after wait(). A page that is rewritten is not read again soon, so its
+  // Starts the copy of `bytes` (a multiple of 16, less than 1 MiB, or 0); all lanes of the courier. What lane 0 wrote
+  // to shared memory before is seen by everybody after wait(). A page that is rewritten is not read again soon, so its
   // lines go first from the second-level cache.
   __device__ static void load(std::byte* to, const std::byte* from, std::uint32_t bytes, std::uint64_t* arrived) {
     const std::uint32_t at = shared_address(to), done = shared_address(arrived);

@@ -32,12 +32,16 @@ class BlockWalk {
     out.from_bytes = layer.from_bytes;
     out.to_bytes = layer.to_bytes;
     out.job = job_;
+    out.run = run_;
     out.head_dim = layer.head_dim;
     out.from_format = layer.from;
     out.to_format = layer.to;
     out.dtype = layer.dtype;
-    out.ends_page = step(batch);
+    out.number = number_++;
     out.ends_run = --left_ == 0;
+    ++block_;
+    out.ends_page = block_ == batch.blocks_per_page;
+    if (left_ != 0 && layer_ + 1 < batch.layer_count && block_ == batch.layer(layer_ + 1).first_block) ++layer_;
     return out;
   }
 
@@ -45,10 +49,10 @@ class BlockWalk {
   __device__ void go_to(const BatchWork& batch, std::uint32_t run) {
     over_ = run >= batch.runs;
     if (over_) return;
-    const std::uint64_t index = std::uint64_t{run} * batch.run_blocks, rest = batch.blocks - index;
-    left_ = rest < batch.run_blocks ? static_cast<std::uint32_t>(rest) : batch.run_blocks;
-    job_ = static_cast<std::uint32_t>(index / batch.blocks_per_page);
-    block_ = static_cast<std::uint32_t>(index % batch.blocks_per_page);
+    run_ = run;
+    job_ = run / batch.runs_per_page;
+    block_ = (run - job_ * batch.runs_per_page) * batch.run_blocks;
+    left_ = min(batch.run_blocks, batch.blocks_per_page - block_);
     layer_ = 0;
     for (std::uint32_t end = batch.layer_count; end - layer_ > 1;) {
       const std::uint32_t middle = (layer_ + end) / 2;
@@ -56,19 +60,9 @@ class BlockWalk {
     }
   }
 
-  // Whether the page ends here.
-  __device__ bool step(const BatchWork& batch) {
-    if (++block_ < batch.blocks_per_page) {
-      if (layer_ + 1 < batch.layer_count && block_ == batch.layer(layer_ + 1).first_block) ++layer_;
-      return false;
-    }
-    block_ = layer_ = 0;
-    ++job_;
-    return true;
-  }
-
   bool over_ = false;
-  std::uint32_t left_ = 0;  // in this run
+  std::uint8_t number_ = 0;
+  std::uint32_t run_ = 0, left_ = 0;  // blocks of this run
   std::uint32_t job_ = 0, layer_ = 0, block_ = 0;
 };
 

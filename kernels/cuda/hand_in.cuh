@@ -1,12 +1,11 @@
-// Sums of pages, from threads to the result that the host reads.
+// Sums of a run of blocks, from threads to the host.
 //
-// Invariant: what a block wrote, and its sums, are visible to the GPU before its blocks are counted, and all of a page
-// is before its result's code is written. Who completes the count leaves the job's state zero.
+// Invariant: what a run wrote to its page is visible to everybody before its sums are. Nothing is counted on the
+// device: atomics on one place per page, and the fences between them, would cost a small batch more than its bytes do.
 #pragma once
 
 #include "kernels/cuda/page_block.cuh"
 #include "kernels/cuda/transcode_batch.h"
-#include "kvq/result.h"
 
 namespace kvq::cuda {
 
@@ -24,35 +23,26 @@ __device__ inline WarpSums sum_up(const Sums& sums) {
           static_cast<std::uint64_t>(__any_sync(~0u, sums.refused))};
 }
 
-// Once all blocks of a job are in.
-__device__ inline void report(const BatchWork& batch, std::uint32_t index) {
-  JobState& state = batch.states[index];
-  const JobWork& job = batch.job(index);
-  const std::uint64_t source = __ldcg(&state.source_sum), destination = __ldcg(&state.destination_sum);
-  Errc code = __ldcg(&state.refused) != 0 ? Errc::invalid_argument : Errc::ok;
-  if (job.has_checksum != 0 && job.checksum != source) code = Errc::lost_page;
-  state = JobState{};
-  JobResult& result = batch.results[index];
-  result.checksum = batch.sum_only != 0 ? source : destination;
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(&result.code), "l"(static_cast<std::uint64_t>(code))
+// One access of 16 bytes.
+__device__ inline void store_part(PartSum* to, std::uint64_t sum, std::uint64_t tag) {
+  asm volatile("{\n.reg .b128 both;\nmov.b128 both, {%1, %2};\nst.relaxed.sys.global.b128 [%0], both;\n}" ::"l"(to),
+               "l"(sum), "l"(tag)
                : "memory");
 }
 
-// Adds this CTA's sums over `blocks` blocks to their job; all lanes of the courier, lane i with those of warp i % 8.
-__device__ inline void hand_in(const BatchWork& batch, std::uint32_t index, std::uint32_t blocks,
-                               const WarpSums& sums) {
+// All lanes of the courier, lane i with the sums of warp i % 8.
+__device__ inline void hand_in(const BatchWork& batch, std::uint32_t run, const WarpSums& sums) {
   static_assert(kTranscodeWarps == 8);
   const std::uint64_t source = sum_of_lanes(sums.source, 4), destination = sum_of_lanes(sums.destination, 4);
   const bool refused = __any_sync(~0u, sums.refused != 0);
   if (threadIdx.x % 32 != 0) return;
-  JobState& state = batch.states[index];
-  atomicAdd(&state.source_sum, source);
-  atomicAdd(&state.destination_sum, destination);
-  if (refused) atomicOr(&state.refused, 1u);
+#ifdef KVQ_FENCE_GPU
   asm volatile("fence.acq_rel.gpu;" ::: "memory");
-  if (atomicAdd(&state.blocks_done, blocks) + blocks != batch.blocks_per_page) return;
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
-  report(batch, index);
+#else
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+#endif
+  store_part(&batch.sums[run].source, source, batch.tag + (refused ? 1 : 0));
+  store_part(&batch.sums[run].destination, destination, batch.tag);
 }
 
 }  // namespace kvq::cuda

@@ -19,11 +19,12 @@ struct BlockWork {
   std::byte* to;
   std::uint32_t from_chunk, to_chunk;  // of the page
   std::uint32_t from_bytes, to_bytes;  // to_bytes 0: only the source is summed up
-  std::uint32_t job;
+  std::uint32_t job, run;
   std::uint16_t head_dim;
   Format from_format, to_format;
   Dtype dtype;
-  bool ends_page, ends_run;  // the last of its page, of the CTA's run
+  std::uint8_t number;       // of this CTA's blocks, mod 256
+  bool ends_page, ends_run;  // the last of its page (which ends a run too), of its run
 };
 
 // A thread's share.
@@ -34,8 +35,9 @@ struct Sums {
 
 struct Lane {
   std::uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  std::uint32_t g = lane / 4, t = lane % 4;         // fragments (page_format.h)
-  std::uint32_t row = lane % 8, matrix = lane / 8;  // whose address a lane gives to ldmatrix
+  std::uint32_t g = lane / 4, t = lane % 4;             // fragments (page_format.h)
+  std::uint32_t row = lane % 8, matrix = lane / 8;      // whose address a lane gives to ldmatrix
+  std::uint32_t own = 2 * t + g / 2 % 2 + 8 * (g % 2);  // of a tile's 16 groups, the one that it computes
 };
 
 // Barrier 0 is that of all threads, the courier's too.

@@ -202,7 +202,8 @@ __device__ inline void code_words(const Groups<false>& g, const std::uint32_t (&
   std::uint32_t bytes[2];  // of registers 2 h and 2 h + 1 in each half
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const std::uint32_t even = code_pair<kType>(g, 2 * h, r[2 * h], kTop8), odd = code_pair<kType>(g, 2 * h + 1, r[2 * h + 1], kTop8);
+    const std::uint32_t even = code_pair<kType>(g, 2 * h, r[2 * h], kTop8),
+                        odd = code_pair<kType>(g, 2 * h + 1, r[2 * h + 1], kTop8);
     bytes[h] = __byte_perm(even, odd, 0x6240);
   }
   // Nibbles 0 and 2 of each half, side by side.

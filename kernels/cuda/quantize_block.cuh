@@ -1,8 +1,8 @@
 // A dense block in shared memory -> a quantized block in device memory, codes straight from fragment registers.
 //
-// Invariant: warps 0 .. 3 write keys (and kept channels), warps 4 .. 7 values, in equal shares for every head size; every byte of the block
-// is written once. A tile is 16 channels x 64 tokens of K or 16 tokens x all channels of V: whole groups, so a warp
-// needs no other. `d` is a constant where the caller's is.
+// Invariant: warps 0 .. 3 write keys (and kept channels), warps 4 .. 7 values, in equal shares for every head size;
+// every byte of the block is written once. A tile is 16 channels x 64 tokens of K or 16 tokens x all channels of V:
+// whole groups, so a warp needs no other. `d` is a constant where the caller's is.
 #pragma once
 
 #include "kernels/cuda/matrices.cuh"
@@ -11,19 +11,12 @@
 
 namespace kvq::cuda {
 
-// The key channels that stay in 16 bits, in the registers of each warp that writes keys: lane i has number i of the
-// list, ascending, and word i of the mask.
-struct KeptChannels {
-  std::uint32_t number = kNoChannel, mask = 0;
+inline constexpr std::uint32_t kKeyWarps = kTranscodeWarps / 2, kKeyBarrier = 1;
 
-  // All lanes.
-  __device__ void add(std::uint32_t lane, std::uint32_t channel) {
-    const std::uint32_t before = __shfl_up_sync(~0u, number, 1);
-    if (number > channel) number = lane == 0 || before < channel ? channel : before;
-    if (lane == channel / 32) mask |= 1u << channel % 32;
-  }
-  // Of key tile kt.
-  __device__ std::uint32_t tile_mask(std::uint32_t kt) const { return __shfl_sync(~0u, mask, kt / 2) >> (16 * (kt % 2)); }
+// What the warps that write keys know of channels, in shared memory.
+struct KeyScratch {
+  float2 ends[kMaxHeadDim];          // smallest and largest element
+  std::uint16_t kept[kKeyWarps][8];  // those that stay in 16 bits, ascending; each warp has a list of its own
 };
 
 // The 16 words of a tile's parameters, one by each of the first 16 lanes, at scale_index() and mid_index() of their
@@ -46,15 +39,69 @@ __device__ __forceinline__ Range<kType> key_range(const std::uint32_t (&r)[4][4]
   return range;
 }
 
-// The group that is this lane's to compute.
+// What a warp keeps of the choice: lane i has the bits of the `share` channels from i * share on.
+struct KeptChannels {
+  const float2* ends;
+  std::uint32_t share, chosen;
+
+  // All lanes.
+  __device__ bool has(std::uint32_t channel) const {
+    return (__shfl_sync(~0u, chosen, channel / share) >> channel % share & 1) != 0;
+  }
+};
+
+// Picks the channels of largest range, the lower one first among equals: every warp by itself, from ranges that they
+// find together.
 template <Dtype kType>
-__device__ __forceinline__ Group own_group(const Range<kType>& range, const Lane& lane, float top, bool kept,
-                                           Sums& sums) {
-  float low, high;
-  range.join(lane.g, low, high);
-  const Group group(low, high, Pair<kType>::kLargest, top, kept);
-  sums.refused |= group.refused;
-  return group;
+__device__ __forceinline__ KeptChannels choose_kept(const Lane& lane, std::uint32_t keys, std::uint32_t d,
+                                                    std::uint32_t count, KeyScratch& scratch) {
+  constexpr std::uint32_t kMostShare = kMaxHeadDim / 32;
+  sync_workers(kKeyBarrier, 32 * kKeyWarps);  // the block before this is out of the scratch
+  for (std::uint32_t kt = lane.warp; kt < d / 16; kt += kKeyWarps) {
+    std::uint32_t r[4][4];
+    load_key_tile(lane, keys, d, kt, r);
+    float2 ends;
+    key_range<kType>(r).join(lane.g, ends.x, ends.y);
+    if (lane.g < 4) scratch.ends[16 * kt + lane.own] = ends;
+  }
+  sync_workers(kKeyBarrier, 32 * kKeyWarps);
+  KeptChannels kept{scratch.ends, (d + 31) / 32, 0};
+  std::uint32_t range[kMostShare];  // bits, which are ordered like integers, plus 1; 0: no channel, or chosen
+#pragma unroll
+  for (std::uint32_t i = 0; i < kMostShare; ++i) {
+    const std::uint32_t channel = lane.lane * kept.share + i;
+    range[i] = 0;
+    if (i >= kept.share || channel >= d) continue;
+    const float2 ends = scratch.ends[channel];
+    range[i] = __float_as_uint(fabsf(__fsub_rn(ends.y, ends.x))) + 1;
+  }
+  for (std::uint32_t n = 0; n < count; ++n) {
+    std::uint32_t own = range[0];
+#pragma unroll
+    for (std::uint32_t i = 1; i < kMostShare && i < kept.share; ++i) own = max(own, range[i]);
+    const std::uint32_t widest = __reduce_max_sync(~0u, own), lanes = __ballot_sync(~0u, own == widest);
+    if (lane.lane != __ffs(lanes) - 1) continue;
+    bool found = false;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kMostShare && i < kept.share; ++i) {
+      if (found || range[i] != widest) continue;
+      found = true;
+      range[i] = 0;
+      kept.chosen |= 1u << i;
+    }
+  }
+  std::uint32_t place = 0;  // of this lane's first
+#pragma unroll
+  for (std::uint32_t i = 0; i < kMostShare && i < kept.share; ++i) {
+    place += __popc(__ballot_sync(~0u, kept.chosen >> i & 1) & ((1u << lane.lane) - 1));
+  }
+  if (lane.lane < 8) scratch.kept[lane.warp][lane.lane] = kNoChannel;
+  __syncwarp();
+  for (std::uint32_t bits = kept.chosen; bits != 0; bits &= bits - 1) {
+    scratch.kept[lane.warp][place++] = static_cast<std::uint16_t>(lane.lane * kept.share + __ffs(bits) - 1);
+  }
+  __syncwarp();
+  return kept;
 }
 
 template <Dtype kType, bool kPlain>
@@ -68,12 +115,20 @@ template <Dtype kType, bool kWide>
 __device__ __forceinline__ void quantize_keys(const BlockWork& block, const Lane& lane, std::uint32_t keys,
                                               std::uint32_t d, const BlockOffsets& at, const KeptChannels* kept,
                                               Sums& sums) {
-  for (std::uint32_t kt = lane.warp; kt < d / 16; kt += 4) {
+  // Who gets one tile more, where they are not a multiple of four, changes from block to block.
+  for (std::uint32_t kt = (lane.warp + block.number) % 4; kt < d / 16; kt += 4) {
     std::uint32_t r[4][4];
     load_key_tile(lane, keys, d, kt, r);
-    const std::uint32_t own_channel = 2 * lane.t + lane.g / 2 % 2 + 8 * (lane.g % 2);
-    const bool is_kept = kept != nullptr && (kept->tile_mask(kt) >> own_channel & 1) != 0;
-    const Group own = own_group(key_range<kType>(r), lane, kWide ? kTop8 : kTop4, is_kept, sums);
+    float2 ends;
+    bool is_kept = false;
+    if (kept != nullptr) {
+      ends = kept->ends[16 * kt + lane.own];
+      is_kept = kept->has(16 * kt + lane.own);
+    } else {
+      key_range<kType>(r).join(lane.g, ends.x, ends.y);
+    }
+    const Group own(ends.x, ends.y, Pair<kType>::kLargest, kWide ? kTop8 : kTop4, is_kept);
+    sums.refused |= own.refused;
     uint4 w;
     if constexpr (kWide) {
       const Groups<false> groups(own, lane.t, kTop8);
@@ -134,7 +189,10 @@ __device__ __forceinline__ void quantize_values(const BlockWork& block, const La
     load_value_tile(lane, values, d, kt, ct, r);
     range.include(r);
   }
-  const Group own = own_group(range, lane, kTop4, false, sums);
+  float low, high;
+  range.join(lane.g, low, high);
+  const Group own(low, high, Pair<kType>::kLargest, kTop4, false);
+  sums.refused |= own.refused;
   if (__all_sync(~0u, own.plain)) {
     store_value_codes<kType, true>(block, lane, values, d, kt, at.v, own, sums);
   } else {
@@ -143,55 +201,19 @@ __device__ __forceinline__ void quantize_values(const BlockWork& block, const La
   store_parameters(block, lane, at.v_scale, at.v_mid, kPageTokens, kt, own.parameters(lane.g), sums);
 }
 
-inline constexpr std::uint32_t kKeyThreads = kTranscodeThreads / 2, kKeyBarrier = 1;
-
-// Picks the channels of largest range, the lower one first among equals. The warps that write keys share `ranges`.
-template <Dtype kType>
-__device__ __forceinline__ KeptChannels choose_kept(const Lane& lane, std::uint32_t keys, std::uint32_t d,
-                                                    std::uint32_t count, std::uint32_t* ranges) {
-  for (std::uint32_t kt = lane.warp; kt < d / 16; kt += kKeyThreads / 32) {
-    std::uint32_t r[4][4];
-    load_key_tile(lane, keys, d, kt, r);
-    float low, high;
-    key_range<kType>(r).join(lane.g, low, high);
-    if (lane.g >= 4) continue;
-    const std::uint32_t channel = 16 * kt + 2 * lane.t + lane.g / 2 + 8 * (lane.g % 2);
-    ranges[channel] = __float_as_uint(fabsf(__fsub_rn(high, low))) + 1;  // ordered like integers, and never 0
-  }
-  sync_workers(kKeyBarrier, kKeyThreads);
-  std::uint32_t left[kMaxHeadDim / 32];  // of the channels lane, lane + 32, ...; 0: none, or taken
-#pragma unroll
-  for (std::uint32_t i = 0; i < kMaxHeadDim / 32; ++i) left[i] = 32 * i + lane.lane < d ? ranges[32 * i + lane.lane] : 0;
-  sync_workers(kKeyBarrier, kKeyThreads);  // the next block's come after these
-  KeptChannels kept;
-  for (std::uint32_t n = 0; n < count; ++n) {
-    std::uint32_t widest = left[0];
-#pragma unroll
-    for (std::uint32_t i = 1; i < kMaxHeadDim / 32; ++i) widest = max(widest, left[i]);
-    widest = __reduce_max_sync(~0u, widest);
-    std::uint32_t first = ~0u;
-#pragma unroll
-    for (std::uint32_t i = kMaxHeadDim / 32; i-- > 0;) first = left[i] == widest ? 32 * i + lane.lane : first;
-    const std::uint32_t channel = __reduce_min_sync(~0u, first);
-#pragma unroll
-    for (std::uint32_t i = 0; i < kMaxHeadDim / 32; ++i) left[i] = channel == 32 * i + lane.lane ? 0 : left[i];
-    kept.add(lane.lane, channel);
-  }
-  return kept;
-}
-
 // The list of kept channels and their elements as they are, by the warps that write keys.
-__device__ inline void store_kept(const BlockWork& block, const Lane& lane, const std::byte* keys, std::uint32_t d,
-                                  std::uint32_t count, const BlockOffsets& at, const KeptChannels& kept, Sums& sums) {
+__device__ __forceinline__ void store_kept(const BlockWork& block, const Lane& lane, const std::byte* keys,
+                                           std::uint32_t d, std::uint32_t count, const BlockOffsets& at,
+                                           const KeyScratch& scratch, Sums& sums) {
   const auto* elements = reinterpret_cast<const std::uint16_t*>(keys);
+  const std::uint16_t* list = scratch.kept[lane.warp];
   if (lane.warp == 0) {
-    const std::uint32_t even = __shfl_sync(~0u, kept.number, 2 * lane.lane % 8);
-    const std::uint32_t odd = __shfl_sync(~0u, kept.number, (2 * lane.lane + 1) % 8);
     static_assert(kChannelListBytes == 32 * 4);
-    store_word(block, at.channels + 4 * lane.lane, lane.lane < 4 ? even | odd << 16 : 0, sums);
+    const std::uint32_t pair = lane.lane < 4 ? reinterpret_cast<const std::uint32_t*>(list)[lane.lane] : 0;
+    store_word(block, at.channels + 4 * lane.lane, pair, sums);
   }
-  for (std::uint32_t n = lane.warp; n < count; n += kKeyThreads / 32) {
-    const std::uint32_t channel = __shfl_sync(~0u, kept.number, n), token = 2 * lane.lane;
+  for (std::uint32_t n = lane.warp; n < count; n += kKeyWarps) {
+    const std::uint32_t channel = list[n], token = 2 * lane.lane;
     static_assert(kPageTokens == 64);
     const std::uint32_t low = elements[dense_index(token, channel, d)],
                         high = elements[dense_index(token + 1, channel, d)];
@@ -199,21 +221,20 @@ __device__ inline void store_kept(const BlockWork& block, const Lane& lane, cons
   }
 }
 
-// All working threads. `format` and `d` are those of the destination; `ranges` has room for a word a channel.
+// All working threads. `format` and `d` are those of the destination.
 template <Dtype kType, bool kWide>
 __device__ __forceinline__ void quantize_block(const BlockWork& block, const std::byte* dense, Format format,
-                                               std::uint32_t d, const Lane& lane, std::uint32_t* ranges, Sums& sums) {
+                                               std::uint32_t d, const Lane& lane, KeyScratch& scratch, Sums& sums) {
   const BlockOffsets at = block_offsets(format, d);
   const std::uint32_t keys = shared_address(dense), values = keys + kPageTokens * d * 2, count = kept_channels(format);
-  if (lane.warp < kKeyThreads / 32) {
-    KeptChannels kept;
-    if (!kWide && count != 0) {
-      kept = choose_kept<kType>(lane, keys, d, count, ranges);
-      store_kept(block, lane, dense, d, count, at, kept, sums);
-    }
-    quantize_keys<kType, kWide>(block, lane, keys, d, at, count != 0 ? &kept : nullptr, sums);
-  } else {
+  if (lane.warp >= kKeyWarps) {
     quantize_values<kType>(block, lane, values, d, at, sums);
+  } else if (kWide || count == 0) {
+    quantize_keys<kType, kWide>(block, lane, keys, d, at, nullptr, sums);
+  } else {
+    const KeptChannels kept = choose_kept<kType>(lane, keys, d, count, scratch);
+    store_kept(block, lane, dense, d, count, at, scratch, sums);
+    quantize_keys<kType, false>(block, lane, keys, d, at, &kept, sums);
   }
   const std::uint32_t used = at.v_mid + 2 * kPageTokens,
                       padding = static_cast<std::uint32_t>(round_up(used, 128)) - used;

@@ -40,6 +40,10 @@ bool quantized(Format f) {
   return f == Format::int4 || f == Format::int4_k4 || f == Format::int4_k8 || f == Format::k8v4;
 }
 
+std::uint32_t divide_up(std::uint64_t amount, std::uint64_t by) {
+  return static_cast<std::uint32_t>((amount + by - 1) / by);
+}
+
 // Whether `next` only continues `layer`.
 bool alike(const LayerWork& layer, const LayerWork& next) {
   return layer.from_bytes == next.from_bytes && layer.to_bytes == next.to_bytes && layer.head_dim == next.head_dim &&
@@ -128,7 +132,8 @@ Kernel kernel_for(const LayerWork* layers, std::uint32_t count) {
                                    : quantizer_for<Target::kept>(*first, all_alike);
 }
 
-// How many blocks a CTA claims at once.
+// How many blocks a CTA claims at once: few, so that what is read at the same time lies close together, but a large
+// batch need not report every block.
 std::uint32_t run_blocks(std::uint64_t blocks, std::uint64_t ctas) {
   const char* r = getenv("KVQ_RUN");
   return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(blocks / ctas / 16, 1, r != nullptr ? atoi(r) : 4));
@@ -139,9 +144,9 @@ std::uint32_t scratch_bytes(const LayerWork* layers, std::uint32_t count) {
   std::uint32_t bytes = 0;
   for (const LayerWork* layer = layers; layer != layers + count; ++layer) {
     if (layer->from == layer->to) continue;
-    bytes = std::max(bytes, layer->to == Format::dense         ? layer->to_bytes
-                            : kept_channels(layer->to) != 0 ? kMaxHeadDim * 4
-                                                              : 0);
+    bytes = std::max(bytes, layer->to == Format::dense      ? layer->to_bytes
+                            : kept_channels(layer->to) != 0 ? static_cast<std::uint32_t>(sizeof(KeyScratch))
+                                                            : 0);
   }
   return bytes;
 }
@@ -150,7 +155,7 @@ class DeviceTranscoder final : public Transcoder {
  public:
   explicit DeviceTranscoder(Stream stream) : stream_(stream) {}
   ~DeviceTranscoder() override {
-    if (in_flight() != 0) cudaStreamSynchronize(stream_);
+    if (in_flight()) cudaStreamSynchronize(stream_);
     cudaFree(device_);
     cudaFreeHost(pinned_);
   }
@@ -162,28 +167,34 @@ class DeviceTranscoder final : public Transcoder {
   void collect(std::uint32_t ticket, std::span<PageJobDone> results) override;
 
  private:
+  struct PageSums {
+    std::uint64_t expected, source, destination;
+    bool has_expected, refused, sum_only;
+  };
   struct Ticket {
-    std::uint32_t jobs = 0, seen = 0;  // `seen` have reported
+    std::vector<PageSums> pages;
+    std::uint32_t runs = 0, runs_per_page = 1, seen = 0;  // the sums of `seen` runs have come
+    std::uint64_t tag = 0;                                // no two batches of a ticket have the same
     bool in_flight = false;
   };
 
-  // A ticket's part of the device's memory: the count of claimed runs and the states, then what is copied there where it
-  // does not fit into the launch: layers and jobs. These have the same places in pinned memory, with the results before.
-  static constexpr std::uint64_t kStatesAt = 256, kJobsAt = round_up(kMaxLayers * sizeof(LayerWork), 256);
-  std::uint64_t upload_at() const { return round_up(kStatesAt + max_jobs_ * sizeof(JobState), 256); }
+  // A ticket's part of the device's memory: the count of claimed runs, then what is copied there where it does not fit
+  // into the launch, layers and jobs. Of pinned memory: the same copied part, then the sums of runs.
+  static constexpr std::uint64_t kUploadAt = 256, kJobsAt = round_up(kMaxLayers * sizeof(LayerWork), 256);
+  std::uint64_t sums_at() const { return round_up(kUploadAt + kJobsAt + max_jobs_ * sizeof(JobWork), 256); }
   std::byte* pinned(std::uint32_t ticket) const { return pinned_ + ticket * ticket_bytes_; }
-  std::byte* on_device(std::uint32_t ticket) const { return device_ + ticket * ticket_bytes_; }
-  JobResult* results(std::uint32_t ticket) const { return reinterpret_cast<JobResult*>(pinned(ticket)); }
-  std::uint32_t in_flight() const {
-    return static_cast<std::uint32_t>(
-        std::count_if(tickets_.begin(), tickets_.end(), [](const Ticket& t) { return t.in_flight; }));
+  std::byte* on_device(std::uint32_t ticket) const { return device_ + ticket * sums_at(); }
+  RunSums* sums(std::uint32_t ticket) const { return reinterpret_cast<RunSums*>(pinned(ticket) + sums_at()); }
+  bool in_flight() const {
+    return std::any_of(tickets_.begin(), tickets_.end(), [](const Ticket& t) { return t.in_flight; });
   }
-  bool has_reported(Ticket& ticket, const JobResult* results) const;
-  Error describe_jobs(const PageLayout* to, std::span<const PageJob> jobs, JobWork* work) const;
+  bool has_reported(std::uint32_t ticket);
+  Error describe_jobs(const PageLayout* to, std::span<const PageJob> jobs, JobWork* work, Ticket& ticket) const;
   cudaError_t start(std::uint32_t ticket, const LayerWork* layers, BatchWork& batch);
+  std::uint32_t choose_stages(std::uint32_t scratch, BatchWork& batch) const;
 
   Stream stream_;
-  std::uint32_t max_jobs_ = 0, processors_ = 0, shared_bytes_ = 0, shared_bytes_all_ = 0;
+  std::uint32_t max_jobs_ = 0, max_runs_ = 0, processors_ = 0, shared_bytes_ = 0, shared_bytes_all_ = 0;
   bool may_overlap_ = false;
   std::uint64_t ticket_bytes_ = 0;
   std::byte* pinned_ = nullptr;  // mapped, at the same address on the device
@@ -192,9 +203,9 @@ class DeviceTranscoder final : public Transcoder {
 };
 
 Error DeviceTranscoder::allocate(std::uint32_t max_jobs, std::uint32_t batches) {
-  static_assert(sizeof(JobResult) <= sizeof(JobState));
   max_jobs_ = max_jobs;
-  ticket_bytes_ = round_up(upload_at() + kJobsAt + max_jobs * sizeof(JobWork), 256);
+  max_runs_ = 4096 + 64 * max_jobs;
+  ticket_bytes_ = sums_at() + max_runs_ * sizeof(RunSums);
   int device = 0, processors = 0, shared = 0, shared_all = 0, major = 0;
   cudaError_t error = cudaGetDevice(&device);
   const auto ask = [&](int& value, cudaDeviceAttr attribute) {
@@ -215,14 +226,18 @@ Error DeviceTranscoder::allocate(std::uint32_t max_jobs, std::uint32_t batches) 
   }
   error = cudaHostAlloc(reinterpret_cast<void**>(&pinned_), ticket_bytes_ * batches,
                         cudaHostAllocMapped | cudaHostAllocPortable);
-  if (error == cudaSuccess) error = cudaMalloc(reinterpret_cast<void**>(&device_), ticket_bytes_ * batches);
-  if (error == cudaSuccess) error = cudaMemsetAsync(device_, 0, ticket_bytes_ * batches, stream_);
+  if (error == cudaSuccess) error = cudaMalloc(reinterpret_cast<void**>(&device_), sums_at() * batches);
+  if (error == cudaSuccess) error = cudaMemsetAsync(device_, 0, sums_at() * batches, stream_);
   if (error != cudaSuccess) return driver_error(error, "staging memory of the transcoder");
+  std::memset(pinned_, 0, ticket_bytes_ * batches);
   tickets_.resize(batches);
+  for (Ticket& ticket : tickets_) ticket.pages.reserve(max_jobs);
   return {};
 }
 
-Error DeviceTranscoder::describe_jobs(const PageLayout* to, std::span<const PageJob> jobs, JobWork* work) const {
+Error DeviceTranscoder::describe_jobs(const PageLayout* to, std::span<const PageJob> jobs, JobWork* work,
+                                      Ticket& ticket) const {
+  ticket.pages.clear();
   for (const PageJob& job : jobs) {
     const std::byte* destination = to == nullptr ? nullptr : job.destination;
     if (job.source == nullptr || (to != nullptr && destination == nullptr) ||
@@ -230,7 +245,8 @@ Error DeviceTranscoder::describe_jobs(const PageLayout* to, std::span<const Page
             0) {
       return {Errc::invalid_argument, 0, "a page to transcode is null or not aligned to 16 bytes"};
     }
-    *work++ = {job.source, job.destination, job.checksum, job.has_checksum};
+    *work++ = {job.source, job.destination};
+    ticket.pages.push_back({job.checksum, 0, 0, job.has_checksum, false, to == nullptr});
   }
   return {};
 }
@@ -245,92 +261,125 @@ Result<std::uint32_t> DeviceTranscoder::launch(const ModelGeometry& geometry, co
   const auto ticket = static_cast<std::uint32_t>(free - tickets_.begin());
 
   BatchWork batch{};
-  auto* layers = reinterpret_cast<LayerWork*>(pinned(ticket) + upload_at());
+  auto* layers = reinterpret_cast<LayerWork*>(pinned(ticket) + kUploadAt);
   const bool few = describe(geometry, from, to, layers, batch) <= kFewLayers && jobs.size() <= kFewJobs;
   if (batch.blocks_per_page == 0) return Error{Errc::wrong_layout, 0, "model has no KV heads"};
-  batch.blocks = std::uint64_t{batch.blocks_per_page} * jobs.size();
-  JobWork* work = few ? batch.few_jobs : reinterpret_cast<JobWork*>(pinned(ticket) + upload_at() + kJobsAt);
-  if (Error error = describe_jobs(to, jobs, work); error.code != Errc::ok) return error;
+  JobWork* work = few ? batch.few_jobs : reinterpret_cast<JobWork*>(pinned(ticket) + kUploadAt + kJobsAt);
+  if (Error error = describe_jobs(to, jobs, work, *free); error.code != Errc::ok) return error;
   if (few) {
     std::copy_n(layers, batch.layer_count, batch.few_layers);
   } else {
-    batch.layers = reinterpret_cast<const LayerWork*>(on_device(ticket) + upload_at());
-    batch.jobs = reinterpret_cast<const JobWork*>(on_device(ticket) + upload_at() + kJobsAt);
+    batch.layers = reinterpret_cast<const LayerWork*>(on_device(ticket) + kUploadAt);
+    batch.jobs = reinterpret_cast<const JobWork*>(on_device(ticket) + kUploadAt + kJobsAt);
   }
-  std::fill_n(results(ticket), jobs.size(), JobResult{0, kPending});
-  Ticket started{static_cast<std::uint32_t>(jobs.size()), 0, true};
-  const cudaError_t error = jobs.empty() ? cudaSuccess : start(ticket, layers, batch);
+  const cudaError_t error = start(ticket, layers, batch);
   if (error == cudaErrorInvalidConfiguration) {
     return Error{Errc::wrong_layout, 0, "blocks of these layers need more shared memory than this GPU has"};
   }
   if (error != cudaSuccess) return driver_error(error, "launch of a transcode");
-  *free = started;
+  free->in_flight = true;
   return ticket;
 }
 
-cudaError_t DeviceTranscoder::start(std::uint32_t ticket, const LayerWork* layers, BatchWork& batch) {
+cudaError_t DeviceTranscoder::start(std::uint32_t number, const LayerWork* layers, BatchWork& batch) {
+  Ticket& ticket = tickets_[number];
   const Kernel kernel = kernel_for(layers, batch.layer_count);
   const std::uint32_t scratch = scratch_bytes(layers, batch.layer_count);
-  // Two buffers or more for each CTA where an SM holds as many CTAs as it may; one where blocks are that large.
-  const std::uint32_t share = std::min(shared_bytes_, shared_bytes_all_ / kTranscodeCtas - 1024 - kDeclaredBytes);
-  const std::uint32_t in_share = share > scratch ? (share - scratch) / batch.stage_bytes : 0;
-  const std::uint32_t possible = shared_bytes_ > scratch ? (shared_bytes_ - scratch) / batch.stage_bytes : 0;
-  if (possible == 0) return cudaErrorInvalidConfiguration;
-  batch.stages = std::min({std::max(in_share, 2u), possible, kMaxStages});
-  const std::uint32_t shared = batch.stages * batch.stage_bytes + scratch;
-  batch.results = results(ticket);
-  batch.claimed_runs = reinterpret_cast<std::uint32_t*>(on_device(ticket));
-  batch.states = reinterpret_cast<JobState*>(on_device(ticket) + kStatesAt);
-
+  const std::uint32_t shared = choose_stages(scratch, batch);
+  if (batch.stages == 0) return cudaErrorInvalidConfiguration;
   int per_processor = 0;
   cudaError_t error =
       cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, kTranscodeThreads + 32, shared);
   if (error != cudaSuccess) return error;
+  const std::uint64_t jobs = ticket.pages.size();
   const std::uint64_t resident = std::uint64_t{processors_} * static_cast<std::uint32_t>(std::max(per_processor, 1));
-  batch.run_blocks = run_blocks(batch.blocks, resident);
-  batch.runs = static_cast<std::uint32_t>((batch.blocks + batch.run_blocks - 1) / batch.run_blocks);
+  const auto blocks = std::uint64_t{batch.blocks_per_page} * jobs;
+  batch.run_blocks = std::max(
+      run_blocks(blocks, resident),
+      divide_up(batch.blocks_per_page, std::max<std::uint64_t>(max_runs_ / std::max<std::uint64_t>(jobs, 1), 1)));
+  batch.runs_per_page = divide_up(batch.blocks_per_page, batch.run_blocks);
+  batch.runs = static_cast<std::uint32_t>(batch.runs_per_page * jobs);
+  ticket.runs = batch.runs;
+  ticket.runs_per_page = batch.runs_per_page;
+  ticket.seen = 0;
+  ticket.tag += 2;
+  batch.tag = ticket.tag;
+  batch.sums = sums(number);
+  batch.claimed_runs = reinterpret_cast<std::uint32_t*>(on_device(number));
+  if (jobs == 0) return cudaSuccess;
   if (batch.layers != nullptr) {
-    const std::uint64_t jobs = batch.blocks / batch.blocks_per_page;
-    error = cudaMemcpyAsync(on_device(ticket) + upload_at(), pinned(ticket) + upload_at(),
-                            kJobsAt + jobs * sizeof(JobWork), cudaMemcpyHostToDevice, stream_);
+    error = cudaMemcpyAsync(on_device(number) + kUploadAt, pinned(number) + kUploadAt, kJobsAt + jobs * sizeof(JobWork),
+                            cudaMemcpyHostToDevice, stream_);
     if (error != cudaSuccess) return error;
   }
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(std::min<std::uint64_t>(resident, batch.runs));
+  // Alone, a small batch has a CTA for each block; among others it leaves room to the next one and fills its buffers.
+  const bool overlaps = may_overlap_ && in_flight();  // what is before a first batch need not be one of ours
+  config.gridDim = static_cast<unsigned>(
+      std::min<std::uint64_t>(resident, divide_up(batch.runs, overlaps ? std::min(batch.stages, getenv("KVQ_PER") != nullptr ? (unsigned)atoi(getenv("KVQ_PER")) : 2u) : 1)));
   config.blockDim = kTranscodeThreads + 32;
   config.dynamicSmemBytes = shared;
   config.stream = stream_;
   config.attrs = &overlap;
-  config.numAttrs = may_overlap_ && in_flight() != 0;  // what is before a first batch need not be one of ours
+  config.numAttrs = overlaps;
   return cudaLaunchKernelEx(&config, kernel, batch);
 }
 
-bool DeviceTranscoder::has_reported(Ticket& ticket, const JobResult* results) const {
-  while (ticket.seen < ticket.jobs &&
-         __atomic_load_n(&results[ticket.seen].code, __ATOMIC_ACQUIRE) != kPending) {
-    ++ticket.seen;
+// Sets the number of buffers, 0 if there is no room for one; returns the bytes with the scratch behind them.
+std::uint32_t DeviceTranscoder::choose_stages(std::uint32_t scratch, BatchWork& batch) const {
+  const auto buffers = [&](int ctas) {
+    const std::uint32_t share =
+        std::min(shared_bytes_, shared_bytes_all_ / static_cast<std::uint32_t>(ctas) - 1024 - kDeclaredBytes);
+    return share > scratch ? std::min((share - scratch) / batch.stage_bytes, kMaxStages) : 0;
+  };
+  // Two or more for each of as many CTAs as there may be, or of one less; else one, where the others' compute hides it.
+  batch.stages = 0;
+  for (int ctas = kTranscodeCtas; ctas >= 2 && batch.stages < 2; --ctas) batch.stages = buffers(ctas);
+  for (int ctas = kTranscodeCtas; ctas >= 1 && batch.stages < 2; --ctas) {
+    if (batch.stages = buffers(ctas); batch.stages != 0) break;
   }
-  return ticket.seen == ticket.jobs;
+  return batch.stages * batch.stage_bytes + scratch;
 }
 
-// A batch is seen to be done as soon as its last page has reported, a few microseconds before the stream is.
+// Adds up what has come.
+bool DeviceTranscoder::has_reported(std::uint32_t number) {
+  Ticket& ticket = tickets_[number];
+  const RunSums* run = sums(number) + ticket.seen;
+  for (; ticket.seen < ticket.runs; ++ticket.seen, ++run) {
+    const std::uint64_t tag = __atomic_load_n(&run->source.tag, __ATOMIC_ACQUIRE);
+    if ((tag & ~std::uint64_t{1}) != ticket.tag ||
+        __atomic_load_n(&run->destination.tag, __ATOMIC_ACQUIRE) != ticket.tag) {
+      return false;
+    }
+    PageSums& page = ticket.pages[ticket.seen / ticket.runs_per_page];
+    page.source += run->source.sum;
+    page.destination += run->destination.sum;
+    page.refused |= (tag & 1) != 0;
+  }
+  return true;
+}
+
+// A batch is seen to be done as soon as its last run has reported, a little before the stream is.
 Result<bool> DeviceTranscoder::is_done(std::uint32_t ticket) {
   KVQ_ASSERT(ticket < tickets_.size() && tickets_[ticket].in_flight);
-  if (has_reported(tickets_[ticket], results(ticket))) return true;
+  if (has_reported(ticket)) return true;
   const cudaError_t state = cudaStreamQuery(stream_);
-  if (state == cudaSuccess || state == cudaErrorNotReady) return has_reported(tickets_[ticket], results(ticket));
+  if (state == cudaSuccess || state == cudaErrorNotReady) return has_reported(ticket);
   return driver_error(state, "transcode in flight");
 }
 
 void DeviceTranscoder::collect(std::uint32_t ticket, std::span<PageJobDone> done) {
-  KVQ_ASSERT(ticket < tickets_.size() && tickets_[ticket].in_flight && done.size() == tickets_[ticket].jobs);
-  const JobResult* result = results(ticket);
-  for (PageJobDone& job : done) {
-    job = {static_cast<Errc>(result->code), result->checksum};
-    ++result;
+  KVQ_ASSERT(ticket < tickets_.size() && tickets_[ticket].in_flight && done.size() == tickets_[ticket].pages.size());
+  const bool all = has_reported(ticket);
+  KVQ_ASSERT(all);
+  for (std::size_t i = 0; i < done.size(); ++i) {
+    const PageSums& page = tickets_[ticket].pages[i];
+    Errc code = page.refused ? Errc::invalid_argument : Errc::ok;
+    if (page.has_expected && page.expected != page.source) code = Errc::lost_page;
+    done[i] = {code, page.sum_only ? page.source : page.destination};
   }
   tickets_[ticket].in_flight = false;
 }

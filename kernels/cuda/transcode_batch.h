@@ -1,8 +1,8 @@
 // What one launch of the transcoder works on, as the host writes it and the kernels read it.
 //
 // Invariant: plain data. The host writes layers and jobs, into the launch's parameters where they are few and else
-// into staging memory that one copy brings to the device ahead of the kernel. States and the count of claimed runs are
-// zero between batches: the kernel leaves them so. The last of a job's blocks writes its JobResult to host memory.
+// into staging memory that one copy brings to the device ahead of the kernel. The count of claimed runs is zero between
+// batches: the kernel leaves it so. Sums go to host memory run by run, and the host adds them up.
 #pragma once
 
 #include <cstdint>
@@ -21,36 +21,30 @@ struct LayerWork {
   Dtype dtype;
 };
 
-struct alignas(16) JobWork {
+struct JobWork {
   const std::byte* source;
   std::byte* destination;
-  std::uint64_t checksum;
-  std::uint64_t has_checksum;
 };
 
-// Of a job's blocks so far.
-struct alignas(32) JobState {
-  unsigned long long source_sum, destination_sum;
-  std::uint32_t blocks_done;
-  std::uint32_t refused;  // not 0: a value is not finite or beyond fp16
+// What one run of blocks has added to a sum of its page. Both words arrive together.
+struct alignas(16) PartSum {
+  std::uint64_t sum;
+  std::uint64_t
+      tag;  // that of the batch once the run is done; of the source also plus 1 if a value cannot be quantized
 };
-
-struct alignas(16) JobResult {
-  std::uint64_t checksum;
-  std::uint64_t code;  // an Errc, written last; kPending until then
+struct RunSums {
+  PartSum source, destination;
 };
-inline constexpr std::uint64_t kPending = ~std::uint64_t{0};
 
 inline constexpr std::uint32_t kFewLayers = 8, kFewJobs = 16;
 
 struct BatchWork {
   const LayerWork* layers;  // null: `few_layers` and `few_jobs`
   const JobWork* jobs;
-  JobState* states;
-  JobResult* results;           // mapped host memory
-  std::uint32_t* claimed_runs;  // beyond the first of each CTA
-  std::uint64_t blocks;
-  std::uint32_t runs, run_blocks;  // a CTA takes one run at a time
+  RunSums* sums;                                  // of all runs, in mapped host memory
+  std::uint64_t tag;                              // of this batch, even
+  std::uint32_t* claimed_runs;                    // beyond the first of each CTA
+  std::uint32_t runs, runs_per_page, run_blocks;  // a CTA takes one run at a time; the last of a page may be shorter
   std::uint32_t blocks_per_page, layer_count;
   std::uint32_t from_end_chunk, from_chunks;  // where the last block ends, and the whole slot
   std::uint32_t to_end_chunk, to_chunks;

@@ -3,9 +3,8 @@
 // some SMs get more bandwidth than others, and in small runs, since blocks that are read at the same time had better
 // lie close together.)
 //
-// Invariant: every block is taken once. A CTA's last claim comes before its last hand-in, so once all jobs have reported
-// nobody touches the batch's memory any more, though CTAs may still be there: the next batch may overlap this one. A
-// job's last hand-in (the one that completes blocks_done) sees all sums of the others, so it alone compares and reports.
+// Invariant: every block is taken once. A CTA's last claim comes before its last hand-in, so once the sums of all runs
+// are there nobody touches the batch's memory any more, though CTAs may still be: the next batch may overlap this one.
 #pragma once
 
 #include "kernels/cuda/block_copy.cuh"
@@ -21,7 +20,7 @@ inline constexpr int kTranscodeCtas = 3;  // on a multiprocessor
 
 struct Stage {
   BlockWork block;
-  WarpSums sums[kTranscodeWarps];  // where the block ends a run or a page
+  WarpSums sums[kTranscodeWarps];  // where the block ends a run
   std::uint64_t arrived, left;
 };
 
@@ -49,20 +48,16 @@ __device__ inline void carry(const BatchWork& batch, std::byte* buffers, Stage* 
     next = walk.take(batch);
   };
   for (std::uint32_t i = 0; i < batch.stages; ++i) load(i);
-  std::uint32_t turn = 0, blocks = 0;
+  std::uint32_t turn = 0;
   for (std::uint32_t i = 0; stages[i].block.from_bytes != 0;) {
     Stage& stage = stages[i];
     BlockCopy::wait(&stage.left, turn);
-    ++blocks;
-    const std::uint32_t job = stage.block.job;
-    const bool ends = stage.block.ends_page || stage.block.ends_run;
-    const WarpSums sums = ends ? stage.sums[threadIdx.x % kTranscodeWarps] : WarpSums{};
+    const std::uint32_t run = stage.block.run;
+    const bool ends_run = stage.block.ends_run;
+    const WarpSums sums = ends_run ? stage.sums[threadIdx.x % kTranscodeWarps] : WarpSums{};
     __syncwarp();
     load(i);
-    if (ends) {
-      hand_in(batch, job, blocks, sums);
-      blocks = 0;
-    }
+    if (ends_run) hand_in(batch, run, sums);
     if (++i == batch.stages) {
       i = 0;
       turn ^= 1;
@@ -103,7 +98,7 @@ __global__ void __launch_bounds__(kTranscodeThreads + 32, kTranscodeCtas)
     Rewrite::block(block, lane, columns, buffers + i * batch.stage_bytes, buffers + batch.stages * batch.stage_bytes,
                    sums);
     if (block.ends_page) end_page(batch, batch.job(block.job), sums);
-    if (block.ends_page || block.ends_run) {
+    if (block.ends_run) {
       stage.sums[lane.warp] = sum_up(sums);
       sums = Sums{};
     }

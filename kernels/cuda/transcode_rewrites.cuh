@@ -34,8 +34,9 @@ struct RewriteToDense {
     if (passed_on(block, columns, source, sums)) return;
     columns.add_source(block, source, sums);
     sync_workers(1, kTranscodeThreads);  // the block before this is out of the scratch
-    block.dtype == Dtype::fp16 ? dequantize_block<Dtype::fp16>(source, block.from_format, block.head_dim, lane, scratch)
-                               : dequantize_block<Dtype::bf16>(source, block.from_format, block.head_dim, lane, scratch);
+    block.dtype == Dtype::fp16
+        ? dequantize_block<Dtype::fp16>(source, block.from_format, block.head_dim, lane, scratch)
+        : dequantize_block<Dtype::bf16>(source, block.from_format, block.head_dim, lane, scratch);
     columns.pass<true>(scratch, block.to_bytes, block.to_chunk, block.to, sums.destination);
   }
 };
@@ -44,11 +45,13 @@ template <Target kTarget, Dtype kType>
 __device__ __forceinline__ void quantize(const BlockWork& block, std::uint32_t d, const Lane& lane,
                                          const Columns& columns, const std::byte* source, std::byte* scratch,
                                          Sums& sums) {
-  const Format format = kTarget == Target::int4 ? Format::int4 : kTarget == Target::wide ? Format::k8v4 : block.to_format;
-  columns.pass<false, true>(source, static_cast<std::uint32_t>(block_bytes(Format::dense, d)), block.from_chunk, nullptr,
-                            sums.source);
+  const Format format = kTarget == Target::int4   ? Format::int4
+                        : kTarget == Target::wide ? Format::k8v4
+                                                  : block.to_format;
+  columns.pass<false, true>(source, static_cast<std::uint32_t>(block_bytes(Format::dense, d)), block.from_chunk,
+                            nullptr, sums.source);
   quantize_block<kType, kTarget == Target::wide>(block, source, format, d, lane,
-                                                 reinterpret_cast<std::uint32_t*>(scratch), sums);
+                                                 *reinterpret_cast<KeyScratch*>(scratch), sums);
 }
 
 // Dense -> one kind of quantized format; head size and dtype as they come.

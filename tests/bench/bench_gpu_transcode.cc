@@ -1,7 +1,7 @@
 // Transcodes and appends on the GPU beside plain copies, and directory entries written in stream order.
 //
-// Invariant: bytes are those read plus those written, checksums are computed in every row; the ceiling is a copy of 4 GiB
-// in this same run. Sources and destinations are many times the second-level cache and taken in turn.
+// Invariant: bytes are those read plus those written, checksums are computed in every row; the ceiling is a copy of 4
+// GiB in this same run. Sources and destinations are many times the second-level cache and taken in turn.
 //
 // A row's median is that of one batch among many that follow one another in a graph and may overlap, as a worker's may;
 // `alone_us` is the same where each waits for the end of the one before. Beside each stands a plain copy kernel that
@@ -245,6 +245,7 @@ void measure(bench::Rows& rows, Bench& bench) {
   const ModelGeometry g = llama(128, Dtype::fp16), other = llama(128, Dtype::bf16);
   bench.fill(g, dense);
   for (const std::uint32_t batch : {1u, 4u, 16u, 128u, 1024u}) bench.rewrite("fp16_to_int4", g, dense, &int4, batch);
+  if (getenv("KVQ_QUICK")) return;
   bench.copy_call((make_layout(g, dense).page_bytes + make_layout(g, int4).page_bytes) / 2 / 256 * 256);
   bench.fill(other, dense);
   for (const std::uint32_t batch : {1u, 1024u}) {
@@ -260,7 +261,8 @@ void measure(bench::Rows& rows, Bench& bench) {
     }
     if (from == int4) bench.rewrite("copy_int4", other, int4, &int4, 1024);
   }
-  for (const std::uint16_t d : {std::uint16_t{64}, std::uint16_t{80}, std::uint16_t{96}, std::uint16_t{192}, std::uint16_t{256}}) {
+  for (const std::uint16_t d :
+       {std::uint16_t{64}, std::uint16_t{80}, std::uint16_t{96}, std::uint16_t{192}, std::uint16_t{256}}) {
     const ModelGeometry shape = llama(d, Dtype::fp16);
     bench.fill(shape, dense);
     const std::uint32_t batch = d > 128 ? 512 : 1024;

@@ -20,7 +20,8 @@ struct Target {
   std::byte* arena;
   std::uint32_t pages;
 
-  Target(std::byte* memory, std::uint32_t count) : directory(8 * (std::size_t{count} + 1)), arena(memory), pages(count) {
+  Target(std::byte* memory, std::uint32_t count)
+      : directory(8 * (std::size_t{count} + 1)), arena(memory), pages(count) {
     geometry.layers = kLayers;
     for (std::uint32_t i = 0; i < kLayers; ++i) geometry.layer[i] = {kHeads, kDim, Dtype::fp16, 0};
     const PageLayout& dense = layouts[static_cast<std::size_t>(Format::dense)] = make_layout(geometry, Format::dense);
@@ -70,7 +71,8 @@ void append_rows(Rows& rows, std::byte* arena, std::uint32_t pages, std::byte* s
     if (*fault != 0) throw std::runtime_error("append met a wrong slot");
     const double copied = quantile(copy_us, 0.5);
     rows.times(name, std::to_string(tokens) + " tokens,one layer,8 heads,d128", us,
-               {{"bytes", 4.0 * static_cast<double>(bytes)}, {"copy_us", copied},
+               {{"bytes", 4.0 * static_cast<double>(bytes)},
+                {"copy_us", copied},
                 {"of_copy_same_size", copied / quantile(us, 0.5)}});
   };
   for (const std::uint32_t tokens : {1u, 16u, 64u, 256u}) measure("append_decode", tokens, 1);

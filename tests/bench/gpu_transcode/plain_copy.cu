@@ -1,6 +1,5 @@
 // One launch for all chunks, four for each thread.
 #include "tests/bench/gpu_transcode/plain_copy.h"
-
 #include "tests/support/device_bytes.h"
 
 namespace kvq::bench {
