@@ -11,8 +11,8 @@
 namespace kvq::cuda {
 namespace {
 
-constexpr std::uint32_t kThreads = 256;
-constexpr std::uint32_t kManyTokens = 512;  // enough for every multiprocessor, four to a block
+constexpr std::uint32_t kThreads = 64, kAtOnce = 4;
+constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
 
 struct AppendParams {
   PageTable pages;
@@ -20,7 +20,7 @@ struct AppendParams {
   const std::uint16_t* v;
   std::int64_t k_token_stride, k_head_stride, v_token_stride, v_head_stride;
   const std::int64_t* slots;
-  std::uint32_t kv_heads, d, tokens;
+  std::uint32_t kv_heads, d;
   bool vectors;  // every source row begins at a multiple of 16 bytes
 };
 
@@ -54,38 +54,36 @@ __device__ uint4 read_chunk(const std::uint16_t* from, bool vectors) {
   return {word[0], word[1], word[2], word[3]};
 }
 
-// A block for kTokens tokens; a thread moves 16 bytes of each at a time. The first of them are on their way while the
-// pages are looked up.
-template <std::uint32_t kTokens>
+// A block for each token; a thread has kAtOnce chunks of 16 bytes on their way, the first of them while the page is
+// looked up.
 __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant__ AppendParams p) {
-  const std::uint32_t first = blockIdx.x * kTokens, chunks = p.d / 8, head_bytes = kPageTokens * p.d * 4;
-  std::int64_t slots[kTokens];
-  std::uint64_t targets[kTokens] = {};
+  const std::uint32_t token = blockIdx.x, chunks = p.d / 8, count = 2 * p.kv_heads * chunks;
+  const std::uint32_t head_bytes = kPageTokens * p.d * 4;
+  const std::int64_t slot = __ldg(p.slots + token);
+  const auto position = static_cast<std::uint32_t>(slot % kPageTokens);
+  const std::uint16_t* const k = p.k == nullptr ? nullptr : p.k + token * p.k_token_stride;
+  const std::uint16_t* const v = p.v == nullptr ? nullptr : p.v + token * p.v_token_stride;
+  std::uint64_t target = 0;
+  for (std::uint32_t first = threadIdx.x; first < count; first += kAtOnce * kThreads) {
+    uint4 w[kAtOnce];
+    std::uint64_t to[kAtOnce];  // past the target; kNowhere: not to be written
 #pragma unroll
-  for (std::uint32_t n = 0; n < kTokens; ++n) slots[n] = first + n < p.tokens ? __ldg(p.slots + first + n) : kNoSlot;
-  for (std::uint32_t i = threadIdx.x; i < 2 * p.kv_heads * chunks; i += kThreads) {
-    const std::uint32_t row = i / chunks, c = i - row * chunks;
-    const bool keys = row < p.kv_heads;
-    const std::uint32_t head = keys ? row : row - p.kv_heads;
-    const std::uint16_t* const base = keys ? p.k : p.v;
-    const std::int64_t stride = keys ? p.k_token_stride : p.v_token_stride;
-    const std::int64_t at = first * stride + head * (keys ? p.k_head_stride : p.v_head_stride) + 8 * c;
-    uint4 w[kTokens];
-#pragma unroll
-    for (std::uint32_t n = 0; n < kTokens; ++n) {
-      if (base != nullptr && first + n < p.tokens) w[n] = read_chunk(base + at + n * stride, p.vectors);
+    for (std::uint32_t n = 0; n < kAtOnce; ++n) {
+      const std::uint32_t i = first + n * kThreads, row = i / chunks, c = i - row * chunks;
+      const bool keys = row < p.kv_heads;
+      const std::uint32_t head = keys ? row : row - p.kv_heads;
+      const std::uint16_t* const from = keys ? k : v;
+      to[n] = kNowhere;
+      if (i >= count || from == nullptr) continue;
+      w[n] = read_chunk(from + head * (keys ? p.k_head_stride : p.v_head_stride) + 8 * c, p.vectors);
+      to[n] = std::uint64_t{head} * head_bytes + (keys ? 0 : head_bytes / 2) +
+              (position * chunks + dense_chunk(position, c, p.d)) * 16;
     }
-    if (i < kThreads) {
+    if (first < kThreads) target = find_target(p, token, slot);
+    if (target == 0) return;
 #pragma unroll
-      for (std::uint32_t n = 0; n < kTokens; ++n) targets[n] = find_target(p, first + n, slots[n]);
-    }
-    if (base == nullptr) continue;
-    const std::uint64_t part = std::uint64_t{head} * head_bytes + (keys ? 0 : head_bytes / 2);
-#pragma unroll
-    for (std::uint32_t n = 0; n < kTokens; ++n) {
-      if (targets[n] == 0) continue;
-      const auto position = static_cast<std::uint32_t>(slots[n] % kPageTokens);
-      reinterpret_cast<uint4*>(targets[n] + part)[position * chunks + dense_chunk(position, c, p.d)] = w[n];
+    for (std::uint32_t n = 0; n < kAtOnce; ++n) {
+      if (to[n] != kNowhere) *reinterpret_cast<uint4*>(target + to[n]) = w[n];
     }
   }
 }
@@ -117,14 +115,9 @@ Result<void> append(const AppendCall& call, const Launch& launch) {
   p.slots = call.slots;
   p.kv_heads = spec.kv_heads;
   p.d = spec.head_dim;
-  p.tokens = call.tokens;
   p.vectors = aligned(call.k, call.k_token_stride, call.k_head_stride) &&
               aligned(call.v, call.v_token_stride, call.v_head_stride);
-  if (call.tokens < kManyTokens) {
-    append_kernel<1><<<call.tokens, kThreads, 0, launch.stream>>>(p);
-  } else {
-    append_kernel<4><<<(call.tokens + 3) / 4, kThreads, 0, launch.stream>>>(p);
-  }
+  append_kernel<<<call.tokens, kThreads, 0, launch.stream>>>(p);
   return launch_error("append");
 }
 

@@ -36,11 +36,7 @@ __device__ inline void hand_in(const BatchWork& batch, std::uint32_t run, const 
   const std::uint64_t source = sum_of_lanes(sums.source, 4), destination = sum_of_lanes(sums.destination, 4);
   const bool refused = __any_sync(~0u, sums.refused != 0);
   if (threadIdx.x % 32 != 0) return;
-#ifdef KVQ_FENCE_GPU
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
-#else
   asm volatile("fence.acq_rel.sys;" ::: "memory");
-#endif
   store_part(&batch.sums[run].source, source, batch.tag + (refused ? 1 : 0));
   store_part(&batch.sums[run].destination, destination, batch.tag);
 }

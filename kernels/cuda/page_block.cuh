@@ -6,13 +6,11 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/transcode_shape.h"
 #include "kernels/page_sum.h"
 #include "kvq/page_format.h"
 
 namespace kvq::cuda {
-
-// Those that work on blocks; the courier's warp comes behind them.
-inline constexpr std::uint32_t kTranscodeThreads = 256, kTranscodeWarps = kTranscodeThreads / 32;
 
 struct BlockWork {
   const std::byte* from;

@@ -18,6 +18,7 @@ struct KeyScratch {
   float2 ends[kMaxHeadDim];          // smallest and largest element
   std::uint16_t kept[kKeyWarps][8];  // those that stay in 16 bits, ascending; each warp has a list of its own
 };
+static_assert(sizeof(KeyScratch) == kKeyScratchBytes);
 
 // The 16 words of a tile's parameters, one by each of the first 16 lanes, at scale_index() and mid_index() of their
 // first item.
@@ -39,25 +40,77 @@ __device__ __forceinline__ Range<kType> key_range(const std::uint32_t (&r)[4][4]
   return range;
 }
 
-// What a warp keeps of the choice: lane i has the bits of the `share` channels from i * share on.
+// What a warp keeps of the choice: lane i has the bits of channels i, i + 32, ...
 struct KeptChannels {
   const float2* ends;
-  std::uint32_t share, chosen;
+  std::uint32_t chosen;
 
   // All lanes.
   __device__ bool has(std::uint32_t channel) const {
-    return (__shfl_sync(~0u, chosen, channel / share) >> channel % share & 1) != 0;
+    return (__shfl_sync(~0u, chosen, channel % 32) >> channel / 32 & 1) != 0;
   }
 };
 
-// Picks the channels of largest range, the lower one first among equals: every warp by itself, from ranges that they
-// find together.
+// Ordered like integers.
+__device__ inline std::uint32_t range_bits(float2 ends) { return __float_as_uint(fabsf(__fsub_rn(ends.y, ends.x))); }
+
+// This lane's channels among the `count` of largest range, the lower one first among equals: by their ranks, slowly.
+__device__ inline std::uint32_t chosen_by_rank(const float2* ends, std::uint32_t d, std::uint32_t count) {
+  std::uint32_t chosen = 0;
+#pragma unroll 1
+  for (std::uint32_t channel = threadIdx.x % 32; channel < d; channel += 32) {
+    const std::uint32_t own = range_bits(ends[channel]);
+    std::uint32_t rank = 0;
+#pragma unroll 1
+    for (std::uint32_t c = 0; c < d; ++c) rank += range_bits(ends[c]) + (c < channel ? 1 : 0) > own ? 1 : 0;
+    if (rank < count) chosen |= 1u << channel / 32;
+  }
+  return chosen;
+}
+
+// The same, from one word a channel: its range but for the last seven bits, and its number turned round. Should these
+// bits matter, that is, if the last that was chosen and the next differ in nothing else, ranks decide.
+__device__ __forceinline__ std::uint32_t choose(const float2* ends, std::uint32_t d, std::uint32_t count) {
+  constexpr std::uint32_t kMost = kMaxHeadDim / 32, kNumber = 0xff;
+  static_assert(kMaxHeadDim == kNumber + 1);
+  const std::uint32_t lane = threadIdx.x % 32;
+  std::uint32_t key[kMost], chosen = 0, last = 0, widest = 0;
+#pragma unroll
+  for (std::uint32_t i = 0; i < kMost && 32 * i < d; ++i) {
+    const std::uint32_t channel = 32 * i + lane;
+    key[i] = channel < d ? (range_bits(ends[channel]) << 1 & ~kNumber) | (kNumber - channel) : 0;
+  }
+  for (std::uint32_t n = 0;; ++n) {
+    std::uint32_t own = key[0];
+#pragma unroll
+    for (std::uint32_t i = 1; i < kMost && 32 * i < d; ++i) own = max(own, key[i]);
+    last = widest;
+    widest = __reduce_max_sync(~0u, own);
+    if (n == count) break;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kMost && 32 * i < d; ++i) key[i] = key[i] == widest ? 0 : key[i];
+    const std::uint32_t channel = kNumber - (widest & kNumber);
+    if (lane == channel % 32) chosen |= 1u << channel / 32;
+  }
+  if ((widest | kNumber) != (last | kNumber)) return chosen;
+  bool matters = false;
+#pragma unroll 1
+  for (std::uint32_t channel = lane; channel < d; channel += 32) {
+    const std::uint32_t bits = range_bits(ends[channel]);
+    matters |= (bits << 1 | kNumber) == (last | kNumber) && (bits & kNumber / 2) != 0;
+  }
+  return __any_sync(~0u, matters) ? chosen_by_rank(ends, d, count) : chosen;
+}
+
+// Picks the kept channels: every warp that writes keys by itself, from ranges that they find together.
 template <Dtype kType>
 __device__ __forceinline__ KeptChannels choose_kept(const Lane& lane, std::uint32_t keys, std::uint32_t d,
                                                     std::uint32_t count, KeyScratch& scratch) {
-  constexpr std::uint32_t kMostShare = kMaxHeadDim / 32;
   sync_workers(kKeyBarrier, 32 * kKeyWarps);  // the block before this is out of the scratch
-  for (std::uint32_t kt = lane.warp; kt < d / 16; kt += kKeyWarps) {
+#pragma unroll
+  for (std::uint32_t n = 0; n < kMaxHeadDim / 16 / kKeyWarps; ++n) {
+    const std::uint32_t kt = n * kKeyWarps + lane.warp;
+    if (kt >= d / 16) break;
     std::uint32_t r[4][4];
     load_key_tile(lane, keys, d, kt, r);
     float2 ends;
@@ -65,41 +118,18 @@ __device__ __forceinline__ KeptChannels choose_kept(const Lane& lane, std::uint3
     if (lane.g < 4) scratch.ends[16 * kt + lane.own] = ends;
   }
   sync_workers(kKeyBarrier, 32 * kKeyWarps);
-  KeptChannels kept{scratch.ends, (d + 31) / 32, 0};
-  std::uint32_t range[kMostShare];  // bits, which are ordered like integers, plus 1; 0: no channel, or chosen
+  const KeptChannels kept{scratch.ends, choose(scratch.ends, d, count)};
+  std::uint32_t place = 0;
 #pragma unroll
-  for (std::uint32_t i = 0; i < kMostShare; ++i) {
-    const std::uint32_t channel = lane.lane * kept.share + i;
-    range[i] = 0;
-    if (i >= kept.share || channel >= d) continue;
-    const float2 ends = scratch.ends[channel];
-    range[i] = __float_as_uint(fabsf(__fsub_rn(ends.y, ends.x))) + 1;
-  }
-  for (std::uint32_t n = 0; n < count; ++n) {
-    std::uint32_t own = range[0];
-#pragma unroll
-    for (std::uint32_t i = 1; i < kMostShare && i < kept.share; ++i) own = max(own, range[i]);
-    const std::uint32_t widest = __reduce_max_sync(~0u, own), lanes = __ballot_sync(~0u, own == widest);
-    if (lane.lane != __ffs(lanes) - 1) continue;
-    bool found = false;
-#pragma unroll
-    for (std::uint32_t i = 0; i < kMostShare && i < kept.share; ++i) {
-      if (found || range[i] != widest) continue;
-      found = true;
-      range[i] = 0;
-      kept.chosen |= 1u << i;
+  for (std::uint32_t i = 0; i < kMaxHeadDim / 32 && 32 * i < d; ++i) {
+    const std::uint32_t lanes = __ballot_sync(~0u, kept.chosen >> i & 1);
+    if ((lanes >> lane.lane & 1) != 0) {
+      scratch.kept[lane.warp][place + __popc(lanes & ((1u << lane.lane) - 1))] =
+          static_cast<std::uint16_t>(32 * i + lane.lane);
     }
+    place += __popc(lanes);
   }
-  std::uint32_t place = 0;  // of this lane's first
-#pragma unroll
-  for (std::uint32_t i = 0; i < kMostShare && i < kept.share; ++i) {
-    place += __popc(__ballot_sync(~0u, kept.chosen >> i & 1) & ((1u << lane.lane) - 1));
-  }
-  if (lane.lane < 8) scratch.kept[lane.warp][lane.lane] = kNoChannel;
-  __syncwarp();
-  for (std::uint32_t bits = kept.chosen; bits != 0; bits &= bits - 1) {
-    scratch.kept[lane.warp][place++] = static_cast<std::uint16_t>(lane.lane * kept.share + __ffs(bits) - 1);
-  }
+  if (lane.lane >= count && lane.lane < 8) scratch.kept[lane.warp][lane.lane] = kNoChannel;
   __syncwarp();
   return kept;
 }

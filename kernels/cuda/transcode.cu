@@ -5,148 +5,24 @@
 // launch and nothing else.
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "kernels/cuda/cuda_transcode.h"
 #include "kernels/cuda/driver.h"
-#include "kernels/cuda/transcode_kernel.cuh"
-#include "kernels/cuda/transcode_rewrites.cuh"
+#include "kernels/cuda/transcode_describe.h"
+#include "kernels/cuda/transcode_kernels.h"
+#include "kernels/cuda/transcode_shape.h"
 
 namespace kvq::cuda {
 namespace {
 
-using Kernel = void (*)(BatchWork);
-constexpr std::uint32_t kChunkBytes = 16;
-constexpr std::uint32_t kDeclaredBytes = 2048;  // of shared memory, by kernels themselves at most
-static_assert(sizeof(Stage) * kMaxStages <= kDeclaredBytes);
-
-constexpr Kernel kKernels[] = {rewrite_pages<RewriteNothing>,
-                               rewrite_pages<RewriteToDense>,
-                               rewrite_pages<RewriteMixed<Target::int4>>,
-                               rewrite_pages<RewriteMixed<Target::kept>>,
-                               rewrite_pages<RewriteMixed<Target::wide>>,
-                               rewrite_pages<RewriteAlike<Target::int4, 64, Dtype::fp16>>,
-                               rewrite_pages<RewriteAlike<Target::int4, 64, Dtype::bf16>>,
-                               rewrite_pages<RewriteAlike<Target::int4, 128, Dtype::fp16>>,
-                               rewrite_pages<RewriteAlike<Target::int4, 128, Dtype::bf16>>,
-                               rewrite_pages<RewriteAlike<Target::kept, 128, Dtype::fp16>>,
-                               rewrite_pages<RewriteAlike<Target::kept, 128, Dtype::bf16>>,
-                               rewrite_pages<RewriteAlike<Target::wide, 128, Dtype::fp16>>,
-                               rewrite_pages<RewriteAlike<Target::wide, 128, Dtype::bf16>>};
-
-bool quantized(Format f) {
-  return f == Format::int4 || f == Format::int4_k4 || f == Format::int4_k8 || f == Format::k8v4;
-}
-
-std::uint32_t divide_up(std::uint64_t amount, std::uint64_t by) {
-  return static_cast<std::uint32_t>((amount + by - 1) / by);
-}
-
-// Whether `next` only continues `layer`.
-bool alike(const LayerWork& layer, const LayerWork& next) {
-  return layer.from_bytes == next.from_bytes && layer.to_bytes == next.to_bytes && layer.head_dim == next.head_dim &&
-         layer.from == next.from && layer.to == next.to && layer.dtype == next.dtype;
-}
-
-Error check_pair(const ModelGeometry& geometry, const PageLayout& from, const PageLayout* to) {
-  if (geometry.layers == 0 || geometry.layers > kMaxLayers) return {Errc::wrong_layout, 0, "layer count is not 1..256"};
-  for (const PageLayout* layout : {&from, to}) {
-    if (layout != nullptr && layout->format != Format::dense && !quantized(layout->format)) {
-      return {Errc::wrong_layout, 0, "page format is unknown"};
-    }
-  }
-  if (to != nullptr && from.format != to->format && quantized(from.format) && quantized(to->format)) {
-    return {Errc::invalid_argument, 0, "no transcode between two quantized formats"};
-  }
-  for (std::uint32_t i = 0; i < geometry.layers; ++i) {
-    if (!head_dim_supported(geometry.layer[i].head_dim)) {
-      return {Errc::wrong_layout, 0, "head_dim is not 64, 80, 96, 128, 192 or 256"};
-    }
-  }
-  if (from.page_bytes >= std::uint64_t{1} << 33) return {Errc::wrong_layout, 0, "page is 8 GiB or larger"};
-  return {};
-}
-
-// The table of layers that have blocks, and what is common to them. Returns how many entries that are.
-std::uint32_t describe(const ModelGeometry& geometry, const PageLayout& from, const PageLayout* to, LayerWork* layers,
-                       BatchWork& batch) {
-  std::uint32_t count = 0;
-  for (std::uint32_t i = 0; i < geometry.layers; ++i) {
-    const LayerSpec& spec = geometry.layer[i];
-    if (spec.kv_heads == 0) continue;
-    const LayerPlace &a = from.layer[i], b = to == nullptr ? LayerPlace{0, 0, a.format} : to->layer[i];
-    LayerWork work{};
-    work.first_block = batch.blocks_per_page;
-    work.from_chunk = static_cast<std::uint32_t>(a.offset_bytes / kChunkBytes);
-    work.to_chunk = static_cast<std::uint32_t>(b.offset_bytes / kChunkBytes);
-    work.from_bytes = static_cast<std::uint32_t>(a.head_bytes);
-    work.to_bytes = static_cast<std::uint32_t>(b.head_bytes);
-    work.head_dim = spec.head_dim;
-    work.from = a.format;
-    work.to = b.format;
-    work.dtype = spec.dtype;
-    if (count == 0 || !alike(layers[count - 1], work)) layers[count++] = work;
-    batch.blocks_per_page += spec.kv_heads;
-    batch.from_end_chunk = work.from_chunk + spec.kv_heads * (work.from_bytes / kChunkBytes);
-    batch.to_end_chunk = work.to_chunk + spec.kv_heads * (work.to_bytes / kChunkBytes);
-    batch.stage_bytes = std::max(batch.stage_bytes, work.from_bytes);
-  }
-  batch.layer_count = count;
-  batch.from_chunks = static_cast<std::uint32_t>(from.page_bytes / kChunkBytes);
-  batch.to_chunks = to == nullptr ? 0 : static_cast<std::uint32_t>(to->page_bytes / kChunkBytes);
-  batch.sum_only = to == nullptr;
-  return count;
-}
-
-template <Target kTarget>
-Kernel quantizer_for(const LayerWork& layer, bool all_alike) {
-  const bool half = layer.dtype == Dtype::fp16;
-  if (all_alike && layer.head_dim == 128) {
-    return half ? rewrite_pages<RewriteAlike<kTarget, 128, Dtype::fp16>>
-                : rewrite_pages<RewriteAlike<kTarget, 128, Dtype::bf16>>;
-  }
-  if constexpr (kTarget == Target::int4) {
-    if (all_alike && layer.head_dim == 64) {
-      return half ? rewrite_pages<RewriteAlike<kTarget, 64, Dtype::fp16>>
-                  : rewrite_pages<RewriteAlike<kTarget, 64, Dtype::bf16>>;
-    }
-  }
-  return rewrite_pages<RewriteMixed<kTarget>>;
-}
-
-// The kernel for layers that are rewritten, with constants where these are all alike.
-Kernel kernel_for(const LayerWork* layers, std::uint32_t count) {
-  const LayerWork* first = nullptr;
-  bool all_alike = true;
-  for (const LayerWork* layer = layers; layer != layers + count; ++layer) {
-    if (layer->from == layer->to) continue;
-    if (first == nullptr) first = layer;
-    all_alike = all_alike && layer->head_dim == first->head_dim && layer->dtype == first->dtype;
-  }
-  if (first == nullptr) return rewrite_pages<RewriteNothing>;
-  if (first->to == Format::dense) return rewrite_pages<RewriteToDense>;
-  if (first->to == Format::int4) return quantizer_for<Target::int4>(*first, all_alike);
-  return first->to == Format::k8v4 ? quantizer_for<Target::wide>(*first, all_alike)
-                                   : quantizer_for<Target::kept>(*first, all_alike);
-}
-
-// How many blocks a CTA claims at once: few, so that what is read at the same time lies close together, but a large
-// batch need not report every block.
-std::uint32_t run_blocks(std::uint64_t blocks, std::uint64_t ctas) {
-  const char* r = getenv("KVQ_RUN");
-  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(blocks / ctas / 16, 1, r != nullptr ? atoi(r) : 4));
-}
-
-// Shared memory behind the buffers: a block decoded to dense, or a word a channel for the choice of kept ones.
-std::uint32_t scratch_bytes(const LayerWork* layers, std::uint32_t count) {
+// Shared memory behind the buffers: a block decoded to dense, or what the choice of kept channels needs.
+std::uint32_t scratch_bytes(Format to, const LayerWork* layers, std::uint32_t count) {
+  if (kept_channels(to) != 0) return kKeyScratchBytes;
   std::uint32_t bytes = 0;
-  for (const LayerWork* layer = layers; layer != layers + count; ++layer) {
-    if (layer->from == layer->to) continue;
-    bytes = std::max(bytes, layer->to == Format::dense      ? layer->to_bytes
-                            : kept_channels(layer->to) != 0 ? static_cast<std::uint32_t>(sizeof(KeyScratch))
-                                                            : 0);
+  for (const LayerWork* layer = layers; to == Format::dense && layer != layers + count; ++layer) {
+    bytes = std::max(bytes, layer->to_bytes);
   }
   return bytes;
 }
@@ -190,7 +66,8 @@ class DeviceTranscoder final : public Transcoder {
   }
   bool has_reported(std::uint32_t ticket);
   Error describe_jobs(const PageLayout* to, std::span<const PageJob> jobs, JobWork* work, Ticket& ticket) const;
-  cudaError_t start(std::uint32_t ticket, const LayerWork* layers, BatchWork& batch);
+  cudaError_t start(std::uint32_t number, const LayerWork* layers, BatchWork& batch);
+  void split_into_runs(std::uint32_t number, std::uint32_t ctas, BatchWork& batch);
   std::uint32_t choose_stages(std::uint32_t scratch, BatchWork& batch) const;
 
   Stream stream_;
@@ -220,10 +97,6 @@ Error DeviceTranscoder::allocate(std::uint32_t max_jobs, std::uint32_t batches) 
   shared_bytes_ = static_cast<std::uint32_t>(shared) - kDeclaredBytes;
   shared_bytes_all_ = static_cast<std::uint32_t>(shared_all);
   may_overlap_ = major >= 9;
-  for (const Kernel kernel : kKernels) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes_));
-    if (error != cudaSuccess) return driver_error(error, "transcode kernels do not run on this device");
-  }
   error = cudaHostAlloc(reinterpret_cast<void**>(&pinned_), ticket_bytes_ * batches,
                         cudaHostAllocMapped | cudaHostAllocPortable);
   if (error == cudaSuccess) error = cudaMalloc(reinterpret_cast<void**>(&device_), sums_at() * batches);
@@ -282,44 +155,34 @@ Result<std::uint32_t> DeviceTranscoder::launch(const ModelGeometry& geometry, co
 }
 
 cudaError_t DeviceTranscoder::start(std::uint32_t number, const LayerWork* layers, BatchWork& batch) {
-  Ticket& ticket = tickets_[number];
-  const Kernel kernel = kernel_for(layers, batch.layer_count);
-  const std::uint32_t scratch = scratch_bytes(layers, batch.layer_count);
-  const std::uint32_t shared = choose_stages(scratch, batch);
+  const Rewritten all = rewritten(layers, batch.layer_count);
+  const TranscodeKernel kernel = find_kernel(all);
+  const std::uint32_t shared = choose_stages(scratch_bytes(all.to, layers, batch.layer_count), batch);
   if (batch.stages == 0) return cudaErrorInvalidConfiguration;
   int per_processor = 0;
   cudaError_t error =
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, kTranscodeThreads + 32, shared);
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes_));
+  if (error == cudaSuccess) {
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, kTranscodeThreads + 32, shared);
+  }
   if (error != cudaSuccess) return error;
-  const std::uint64_t jobs = ticket.pages.size();
-  const std::uint64_t resident = std::uint64_t{processors_} * static_cast<std::uint32_t>(std::max(per_processor, 1));
-  const auto blocks = std::uint64_t{batch.blocks_per_page} * jobs;
-  batch.run_blocks = std::max(
-      run_blocks(blocks, resident),
-      divide_up(batch.blocks_per_page, std::max<std::uint64_t>(max_runs_ / std::max<std::uint64_t>(jobs, 1), 1)));
-  batch.runs_per_page = divide_up(batch.blocks_per_page, batch.run_blocks);
-  batch.runs = static_cast<std::uint32_t>(batch.runs_per_page * jobs);
-  ticket.runs = batch.runs;
-  ticket.runs_per_page = batch.runs_per_page;
-  ticket.seen = 0;
-  ticket.tag += 2;
-  batch.tag = ticket.tag;
-  batch.sums = sums(number);
-  batch.claimed_runs = reinterpret_cast<std::uint32_t*>(on_device(number));
-  if (jobs == 0) return cudaSuccess;
+  const std::uint32_t resident = processors_ * static_cast<std::uint32_t>(std::max(per_processor, 1));
+  split_into_runs(number, resident, batch);
+  if (batch.runs == 0) return cudaSuccess;
   if (batch.layers != nullptr) {
-    error = cudaMemcpyAsync(on_device(number) + kUploadAt, pinned(number) + kUploadAt, kJobsAt + jobs * sizeof(JobWork),
-                            cudaMemcpyHostToDevice, stream_);
+    const std::uint64_t bytes = kJobsAt + tickets_[number].pages.size() * sizeof(JobWork);
+    error = cudaMemcpyAsync(on_device(number) + kUploadAt, pinned(number) + kUploadAt, bytes, cudaMemcpyHostToDevice,
+                            stream_);
     if (error != cudaSuccess) return error;
   }
+  // Alone, a small batch has a CTA for each block; among others, CTAs with two blocks on their way leave room to more.
+  const bool overlaps = may_overlap_ && in_flight();  // what is before a first batch need not be one of ours
+  const std::uint32_t per_cta = overlaps ? std::min(batch.stages, 2u) : 1;
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  // Alone, a small batch has a CTA for each block; among others it leaves room to the next one and fills its buffers.
-  const bool overlaps = may_overlap_ && in_flight();  // what is before a first batch need not be one of ours
-  config.gridDim = static_cast<unsigned>(
-      std::min<std::uint64_t>(resident, divide_up(batch.runs, overlaps ? std::min(batch.stages, getenv("KVQ_PER") != nullptr ? (unsigned)atoi(getenv("KVQ_PER")) : 2u) : 1)));
+  config.gridDim = std::min(resident, divide_up(batch.runs, per_cta));
   config.blockDim = kTranscodeThreads + 32;
   config.dynamicSmemBytes = shared;
   config.stream = stream_;
@@ -328,19 +191,33 @@ cudaError_t DeviceTranscoder::start(std::uint32_t number, const LayerWork* layer
   return cudaLaunchKernelEx(&config, kernel, batch);
 }
 
+// Runs are short, so that what is read at the same time lies close together, but a large batch need not report every
+// block.
+void DeviceTranscoder::split_into_runs(std::uint32_t number, std::uint32_t ctas, BatchWork& batch) {
+  Ticket& ticket = tickets_[number];
+  const std::uint64_t jobs = ticket.pages.size(), blocks = jobs * batch.blocks_per_page;
+  const std::uint64_t most_per_page = std::max<std::uint64_t>(max_runs_ / std::max<std::uint64_t>(jobs, 1), 1);
+  batch.run_blocks = std::max(static_cast<std::uint32_t>(std::clamp<std::uint64_t>(blocks / ctas / 16, 1, 4)),
+                              divide_up(batch.blocks_per_page, most_per_page));
+  batch.runs_per_page = ticket.runs_per_page = divide_up(batch.blocks_per_page, batch.run_blocks);
+  batch.runs = ticket.runs = static_cast<std::uint32_t>(jobs * batch.runs_per_page);
+  ticket.seen = 0;
+  batch.tag = ticket.tag += 2;
+  batch.sums = sums(number);
+  batch.claimed_runs = reinterpret_cast<std::uint32_t*>(on_device(number));
+}
+
 // Sets the number of buffers, 0 if there is no room for one; returns the bytes with the scratch behind them.
 std::uint32_t DeviceTranscoder::choose_stages(std::uint32_t scratch, BatchWork& batch) const {
-  const auto buffers = [&](int ctas) {
-    const std::uint32_t share =
-        std::min(shared_bytes_, shared_bytes_all_ / static_cast<std::uint32_t>(ctas) - 1024 - kDeclaredBytes);
+  const auto buffers = [&](std::uint32_t ctas) {
+    const std::uint32_t share = std::min(shared_bytes_, shared_bytes_all_ / ctas - 1024 - kDeclaredBytes);
     return share > scratch ? std::min((share - scratch) / batch.stage_bytes, kMaxStages) : 0;
   };
-  // Two or more for each of as many CTAs as there may be, or of one less; else one, where the others' compute hides it.
+  // Two or more for each of as many CTAs as there may be, or of one less; else one, where the others' work hides it.
   batch.stages = 0;
-  for (int ctas = kTranscodeCtas; ctas >= 2 && batch.stages < 2; --ctas) batch.stages = buffers(ctas);
-  for (int ctas = kTranscodeCtas; ctas >= 1 && batch.stages < 2; --ctas) {
-    if (batch.stages = buffers(ctas); batch.stages != 0) break;
-  }
+  for (std::uint32_t ctas = kTranscodeCtas; ctas >= 2 && batch.stages < 2; --ctas) batch.stages = buffers(ctas);
+  if (batch.stages < 2) batch.stages = 0;
+  for (std::uint32_t ctas = kTranscodeCtas; ctas >= 1 && batch.stages == 0; --ctas) batch.stages = buffers(ctas);
   return batch.stages * batch.stage_bytes + scratch;
 }
 

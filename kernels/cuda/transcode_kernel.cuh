@@ -15,14 +15,12 @@
 
 namespace kvq::cuda {
 
-inline constexpr std::uint32_t kMaxStages = 4;
-inline constexpr int kTranscodeCtas = 3;  // on a multiprocessor
-
 struct Stage {
   BlockWork block;
   WarpSums sums[kTranscodeWarps];  // where the block ends a run
   std::uint64_t arrived, left;
 };
+static_assert(sizeof(Stage) * kMaxStages <= kDeclaredBytes);
 
 // What the padding at the end of a slot adds to the source's sum; the destination's becomes zero.
 __device__ inline void end_page(const BatchWork& batch, const JobWork& job, Sums& sums) {

@@ -98,6 +98,33 @@ TEST_F(GpuTranscode, WritesTheOraclesBlocks) {
   }
 }
 
+TEST_F(GpuTranscode, KeepsTheWidestChannelsThoughTheLastBitDecides) {
+  std::mt19937_64 random(test_seed() + 8);
+  for (const std::uint32_t d : kHeadDims) {
+    for (const Dtype dtype : {Dtype::fp16, Dtype::bf16}) {
+      const ModelGeometry g = uniform(1, 6, d, dtype);
+      const PageLayout dense = make_layout(g, Format::dense);
+      std::vector<Content> pages;
+      for (const std::uint32_t steps : {1u, 2u, 100u}) {  // different ranges: all the same, a few, nearly one a channel
+        Content page = dense_page(g, dense, Fill::normal, random);
+        for (std::uint32_t head = 0; head < 6; ++head) {
+          auto* keys = reinterpret_cast<std::uint16_t*>(page.data() + head * dense.layer[0].head_bytes);
+          for (std::uint32_t c = 0; c < d; ++c) {  // 1 + a few times 2^-23
+            const float low = -std::ldexp(static_cast<float>(random() % steps), -23);
+            const std::uint32_t lowest = random() % kPageTokens, highest = (lowest + 1 + random() % 63) % kPageTokens;
+            for (std::uint32_t t = 0; t < kPageTokens; ++t) {
+              keys[dense_index(t, c, d)] = encode(t == lowest ? low : t == highest ? 1.0f : 0.5f, dtype);
+            }
+          }
+        }
+        pages.push_back(page);
+      }
+      for (const Format f : {Format::int4_k4, Format::int4_k8}) expect_as_host(g, dense, make_layout(g, f), pages);
+      if (HasFailure()) return;
+    }
+  }
+}
+
 TEST_F(GpuTranscode, TakesAModelOfManyUnlikeLayers) {
   std::mt19937_64 random(test_seed() + 4);
   const ModelGeometry g = odd_geometry(kMaxLayers, 2, random);
