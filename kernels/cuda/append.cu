@@ -11,7 +11,7 @@
 namespace kvq::cuda {
 namespace {
 
-constexpr std::uint32_t kThreads = 64, kAtOnce = 4;
+constexpr std::uint32_t kManyTokens = 512;  // until there all threads that a token can use are welcome
 constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
 
 struct AppendParams {
@@ -56,6 +56,7 @@ __device__ uint4 read_chunk(const std::uint16_t* from, bool vectors) {
 
 // A block for each token; a thread has kAtOnce chunks of 16 bytes on their way, the first of them while the page is
 // looked up.
+template <std::uint32_t kThreads, std::uint32_t kAtOnce>
 __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant__ AppendParams p) {
   const std::uint32_t token = blockIdx.x, chunks = p.d / 8, count = 2 * p.kv_heads * chunks;
   const std::uint32_t head_bytes = kPageTokens * p.d * 4;
@@ -117,7 +118,11 @@ Result<void> append(const AppendCall& call, const Launch& launch) {
   p.d = spec.head_dim;
   p.vectors = aligned(call.k, call.k_token_stride, call.k_head_stride) &&
               aligned(call.v, call.v_token_stride, call.v_head_stride);
-  append_kernel<<<call.tokens, kThreads, 0, launch.stream>>>(p);
+  if (call.tokens < kManyTokens) {
+    append_kernel<256, 1><<<call.tokens, 256, 0, launch.stream>>>(p);
+  } else {
+    append_kernel<64, 4><<<call.tokens, 64, 0, launch.stream>>>(p);
+  }
   return launch_error("append");
 }
 

@@ -89,6 +89,21 @@ TEST(DeviceAppend, WritesWhatTheHostWritesForAnyStridesAndNothingElse) {
   }
 }
 
+TEST(DeviceAppend, WritesWhatTheHostWritesForManyTokensInAnyOrder) {
+  std::mt19937_64 random(test_seed() + 44);
+  for (const std::uint32_t d : kHeadDims) {
+    std::vector<std::int64_t> slots(300, kNoSlot);
+    for (std::int64_t slot = 64; slot < 6 * 64; ++slot) slots.push_back(slot);  // those of page 2 are swallowed
+    std::shuffle(slots.begin(), slots.end(), random);
+    AppendCase a({static_cast<std::uint16_t>(1 + random() % 8), static_cast<std::uint16_t>(d), Dtype::fp16, 0}, slots,
+                 static_cast<std::int64_t>(random() % 2), random);
+    const std::vector<std::byte> arena = a.run();
+    ASSERT_TRUE(append(a.call));
+    EXPECT_TRUE(a.as_host(arena)) << "d " << d;
+    EXPECT_EQ(a.fault.take(), 0u);
+  }
+}
+
 TEST(DeviceAppend, KeysAndValuesMayComeSeparatelyAndSlotsMayBeAliases) {
   std::mt19937_64 random(test_seed() + 41);
   for (const bool keys : {true, false}) {

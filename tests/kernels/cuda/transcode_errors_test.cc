@@ -99,7 +99,8 @@ TEST_F(GpuTranscode, DecodesADamagedChannelListInsideItsBlock) {
 }
 
 TEST_F(GpuTranscode, KeepsSeveralBatchesInFlightApart) {
-  // They overlap: far more of them than the GPU has room for at once, small and large ones, tickets taken again at once.
+  // They overlap: far more of them than the GPU has room for at once, small and large ones, tickets taken again at
+  // once.
   std::mt19937_64 random(test_seed() + 15);
   const ModelGeometry g = uniform(4, 2, 128, Dtype::bf16);
   const PageLayout dense = make_layout(g, Format::dense), int4 = make_layout(g, Format::int4);
