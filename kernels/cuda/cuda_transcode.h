@@ -1,9 +1,9 @@
 // Transcoding on the device: whole pages from one format and slot to another, many in one launch.
 //
 // Invariant: a batch is one geometry and one pair of formats, all layers and heads of all its pages in one launch; sources are only
-// read; the destination of a job that reports an error is undefined. Nothing waits. A batch begins when the stream has passed what
-// was there before, but for other batches: those in flight may overlap, so none touches a page that another one writes. It is done
-// when all its pages are there for everybody, which can be a little before its kernel has ended.
+// read; the destination of a job that reports an error is undefined. Nothing waits. A batch that finds no other in flight begins
+// when the stream has passed what is there. Those in flight may overlap, so none touches a page that another one writes, and nothing
+// else goes on the stream meanwhile. A batch is done when all its pages are there for everybody, a little before its kernel has ended.
 //
 // The page checksum of the device is page_sum() (kernels/page_sum.h): cheap to fuse into a pass over the page in any
 // order, and computed alike on the host. It finds damage, not malice.
