@@ -46,6 +46,8 @@ gtest_discover_tests(kvqd_gpu_test PROPERTIES LABELS unit)
 # Benchmarks.
 kvq_gpu_test(kvq_bench_gpu_attend
   tests/bench/gpu_attend/main.cc
+  tests/bench/gpu_attend/shapes.cc
+  tests/bench/gpu_attend/step.cc
   tests/bench/gpu_attend/timing.cu
   tests/bench/gpu_attend/workload.cc)
 target_link_libraries(kvq_bench_gpu_attend kvq_bench_rows kvq_kernels_cuda kvq_oracle)
