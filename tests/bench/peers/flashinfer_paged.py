@@ -66,6 +66,13 @@ class PrefillPlan(Paged):
         self.wrapper.run(self.q, self.cache.sets[i], out=self.out)
 
 
+def causal_bits(batch, queries):
+    """[batch, queries, 16-bit words of a row, an even number]: query i sees the new tokens up to its own."""
+    rows = [(1 << (i + 1)) - 1 for i in range(queries)]
+    words = 2 * (-(-queries // 32))
+    return torch.tensor([[row >> (16 * word) & 0xFFFF for word in range(words)] for row in rows], dtype=torch.int32).to(torch.uint16).repeat(batch, 1, 1).to(DEVICE)
+
+
 class XqaCall(Paged):
     """`generic`: the kernel that xqa() takes for FP8 on every GPU but Hopper, where it takes one of Hopper's own. It runs there too, and is often faster."""
 
@@ -76,11 +83,15 @@ class XqaCall(Paged):
         self.lengths = torch.tensor(case.lengths, dtype=torch.int32, device=DEVICE).view(torch.uint32)[:, None]
         self.semaphores = torch.zeros(2 << 20, dtype=torch.int32, device=DEVICE).view(torch.uint32)
         self.workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=DEVICE)
+        tokens = [] if case.queries == 1 else [case.queries]
+        shape = (len(case.lengths), 1, *tokens, case.heads, case.head_dim)
+        self.call_q, self.call_out = self.q.view(shape), self.out.view(shape)
+        self.mask = None if case.queries == 1 else causal_bits(len(case.lengths), case.queries)
 
     def run(self, i):
         k, v = self.cache.sets[i]
-        call = lambda: self.module.xqa(self.q[:, None], k, v, self.table, self.lengths, self.out[:, None], self.workspace, self.semaphores,
-                                       self.case.kv_heads, self.cache.page_tokens)
+        call = lambda: self.module.xqa(self.call_q, k, v, self.table, self.lengths, self.call_out, self.workspace, self.semaphores, self.case.kv_heads,
+                                       self.cache.page_tokens, q_seq_len=self.case.queries, mask=self.mask)
         if not self.generic:
             return call()
         with mock.patch.object(self.module, "get_compute_capability", lambda device: (10, 0)):
@@ -115,6 +126,8 @@ class Peer:
 
 
 def but_usual(case):
+    if case.queries > 16:
+        return "for few query tokens"
     return None if (case.group, case.head_dim) == (4, 128) else "each head group and size is a module of its own: built for group 4, d 128 only"
 
 
@@ -133,4 +146,6 @@ SEVERAL_TOKENS = [
     Peer("flashinfer_fa2_fp16", FP16, lambda case: PrefillPlan(case, 64, FP16, "fa2")),
     Peer("flashinfer_fa3_fp16", FP16, lambda case: PrefillPlan(case, 64, FP16, "fa3")),
     Peer("flashinfer_fa2_fp8", FP8, lambda case: PrefillPlan(case, 64, FP8, "fa2")),
-    Peer("flashinfer_persistent_fp16", FP16, lambda case: PersistentPlan(case, 64, FP16), but_usual)]
+    Peer("flashinfer_persistent_fp16", FP16, lambda case: PersistentPlan(case, 64, FP16)),
+    Peer("flashinfer_xqa_fp16", FP16, lambda case: XqaCall(case, 64, FP16, False), but_usual),
+    Peer("flashinfer_xqa_fp8_generic", FP8, lambda case: XqaCall(case, 64, FP8, True), but_usual)]
