@@ -16,7 +16,9 @@
 namespace kvq::bench {
 namespace {
 
-constexpr double kRotationBytes = 3.0 * (1 << 30), kMostSets = 200, kTolerance = 2e-3;
+constexpr double kRotationBytes = 3.0 * (1 << 30), kTolerance = 2e-3;
+constexpr double kMostSets = 200, kMostSetsOfChunks = 12;  // a chunk reads each page so often that the cache hides none
+constexpr std::uint32_t kChunkQueries = 64;
 constexpr std::uint32_t kSourcePages = 64;  // dense pages that cold ones are made of
 constexpr std::uint32_t kBatchPages = 2048;
 
@@ -89,7 +91,8 @@ void Workload::place_pages(std::mt19937_64& random) {
   for (const std::int32_t length : shape_.lengths) pages += (length + kPageTokens - 1) / kPageTokens;
   const double mean = shape_.dense_share * static_cast<double>(dense_bytes) +
                       (1 - shape_.dense_share) * static_cast<double>(cold_bytes);
-  sets_ = shape_.layers > 1 ? 1 : static_cast<int>(std::clamp(kRotationBytes / (pages * mean), 2.0, kMostSets));
+  const double most = shape_.queries < kChunkQueries ? kMostSets : kMostSetsOfChunks;
+  sets_ = shape_.layers > 1 ? 1 : static_cast<int>(std::clamp(kRotationBytes / (pages * mean), 2.0, most));
   std::vector<std::uint64_t> places[2] = {std::vector<std::uint64_t>(arena_.cold_bytes() / cold_bytes),
                                           std::vector<std::uint64_t>(arena_.dense_bytes() / dense_bytes)};
   for (std::uint64_t i = 0; i < places[0].size(); ++i) places[0][i] = i * cold_bytes;

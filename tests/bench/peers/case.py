@@ -9,6 +9,7 @@ import dataclasses
 import torch
 
 ROTATION_BYTES, MOST_SETS = 3 << 30, 200
+CHUNK_QUERIES, MOST_SETS_OF_CHUNKS = 64, 12  # a chunk reads each page so often that the cache hides none
 DEVICE = "cuda"
 
 
@@ -42,7 +43,8 @@ class Case:
         return sum(self.lengths) * self.token_bytes * dtype.itemsize // 2
 
     def sets(self, dtype):
-        return int(min(max(ROTATION_BYTES // self.kv_bytes(dtype), 2), MOST_SETS))
+        most = MOST_SETS if self.queries < CHUNK_QUERIES else MOST_SETS_OF_CHUNKS
+        return int(min(max(ROTATION_BYTES // self.kv_bytes(dtype), 2), most))
 
     def query(self):
         return torch.randn(len(self.lengths) * self.queries, self.heads, self.head_dim, dtype=torch.float16, device=DEVICE)

@@ -8,7 +8,7 @@ import statistics
 import torch
 
 MIN_CALLS, REPLAYS = 12, 15
-LONG_US = 20_000  # calls that long need no dozen to be timed well
+LONG_US, LONG_CALLS = 3_000, 2  # calls that long need no dozen to be timed well
 
 
 def median_us(run, sets, calls=None):
@@ -23,7 +23,7 @@ def median_us(run, sets, calls=None):
             end.record()
     torch.cuda.synchronize()
     if calls is None:
-        calls = 2 if 1000 * begin.elapsed_time(end) > LONG_US else max(MIN_CALLS, sets)
+        calls = LONG_CALLS if 1000 * begin.elapsed_time(end) > LONG_US else max(MIN_CALLS, sets)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         for i in range(calls):
