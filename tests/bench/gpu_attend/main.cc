@@ -19,8 +19,9 @@
 namespace kvq::bench {
 namespace {
 
-constexpr int kMinLaunches = 12, kLongLaunches = 2;
-constexpr double kLongFlops = 1e12;  // milliseconds each: two are timed as well as a dozen
+constexpr int kMinLaunches = 12;
+constexpr double kLongFlops = 5e11;  // a launch with more is timed kLongLaunches at a time
+constexpr int kLongLaunches = 3;
 constexpr std::uint64_t kKvBytes = 128'000'000'000;
 
 struct Bench {

@@ -8,7 +8,7 @@ import statistics
 import torch
 
 MIN_CALLS, REPLAYS = 12, 15
-LONG_US, LONG_CALLS = 3_000, 2  # calls that long need no dozen to be timed well
+LONG_US, LONG_CALLS = 3_000, 3  # calls that long need no dozen to be timed well
 
 
 def median_us(run, sets, calls=None):
