@@ -22,7 +22,9 @@ def package():
 
 
 class Paged:
-    """What all share: caches, queries, output."""
+    """What all share: caches, queries, output. `choices`: settings of the call that are all checked and timed, the fastest counts."""
+
+    choices, choice = (None,), None
 
     def __init__(self, case, page_tokens, dtype, cache=None):
         self.case, self.flashinfer = case, package()
@@ -74,7 +76,11 @@ def causal_bits(batch, queries):
 
 
 class XqaCall(Paged):
-    """`generic`: the kernel that xqa() takes for FP8 on every GPU but Hopper, where it takes one of Hopper's own. It runs there too, and is often faster."""
+    """`generic`: the kernel that xqa() takes for FP8 on every GPU but Hopper, where it takes one of Hopper's own. It runs there too, and is often
+    faster. A choice says whether launches may overlap, which the package allows unless told otherwise: seen half as slow again on an H200 where a
+    sequence is split."""
+
+    choices = (True, False)
 
     def __init__(self, case, page_tokens, dtype, generic, cache=None):
         super().__init__(case, page_tokens, dtype, cache)
@@ -91,7 +97,7 @@ class XqaCall(Paged):
     def run(self, i):
         k, v = self.cache.sets[i]
         call = lambda: self.module.xqa(self.call_q, k, v, self.table, self.lengths, self.call_out, self.workspace, self.semaphores, self.case.kv_heads,
-                                       self.cache.page_tokens, q_seq_len=self.case.queries, mask=self.mask)
+                                       self.cache.page_tokens, enable_pdl=self.choice, q_seq_len=self.case.queries, mask=self.mask)
         if not self.generic:
             return call()
         with mock.patch.object(self.module, "get_compute_capability", lambda device: (10, 0)):

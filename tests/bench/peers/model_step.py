@@ -4,6 +4,8 @@ Invariant: as many layers' caches as have room are in memory, and the layers tak
 holds, so a step reads as many bytes from memory as it would over layers of its own. The row says how many there were.
 """
 
+import gc
+
 import torch
 
 from case import DEVICE, Case, PagedCache, Refused, random_values
@@ -27,6 +29,8 @@ class Step:
         if sequences == 0:
             return None
         case = Case(one.shape, one.lengths * sequences, 1, one.kv_heads, one.group, one.head_dim)
+        gc.collect()
+        torch.cuda.empty_cache()
         room = torch.cuda.mem_get_info()[0] - SPARE_BYTES
         held = min(layers, int(room // case.kv_bytes(self.dtype)))
         if held < 1:
@@ -42,7 +46,16 @@ class Prepared:
         self.sequences = torch.arange(len(case.lengths), dtype=torch.int32, device=DEVICE)
         self.positions = torch.tensor(case.lengths, dtype=torch.int32, device=DEVICE) - 1
         self.starts, self.last_page = cache.starts.to(DEVICE), cache.last_page.to(DEVICE)
+        self.choices = self.attention.choices
         self.poison, self.result, self.values, self.q = self.attention.poison, self.attention.result, self.attention.values, self.attention.q
+
+    @property
+    def choice(self):
+        return self.attention.choice
+
+    @choice.setter
+    def choice(self, choice):
+        self.attention.choice = choice
 
     def layer(self, i):
         held = i % len(self.cache.sets)

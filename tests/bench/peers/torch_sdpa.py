@@ -25,6 +25,8 @@ class Sdpa:
 
 
 class Prepared:
+    choices = (None,)
+
     def __init__(self, case, backend):
         self.case, self.backend = case, backend
         batch, tokens = len(case.lengths), case.lengths[0]
