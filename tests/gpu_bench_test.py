@@ -6,6 +6,7 @@ Invariant: no test needs a GPU or torch; what gpu-bench writes and prints is all
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -158,6 +159,13 @@ class GpuBench(unittest.TestCase):
         self.assertIn(f"| {shape} | fi_fp16 | 7 | 28.00 ms, 107 % | 250 | 32 | 2.0e-04 | 3.20 |", said)
         self.assertIn(f"| {shape} | fi_fp32 | none | does not fit | 0 | - | - | - |", said)
 
+    def test_what_computes_more_than_it_reads_is_told_in_flops_of_the_same_work(self):
+        shape = "1x139264, 8192 queries"
+        self.ours({"prefill": [{**ours("kvq_int4", shape, 50000, 160), "tflop_s": 300.0}, {"name": "int4_speed_of_dense", "shape": shape, "value": 0.9, "unit": "ratio"}]})
+        self.peers([{"row": theirs("fa3_fp16", shape, 30000, 570, 16, "prefill")}, {"end": True}])
+        said = self.bench("--topics", "prefill").stdout
+        self.assertIn("| 50.00 ms, 300 TFLOP/s | - | 30.00 ms, 500 TFLOP/s (fa3_fp16) | - | **0.60** |", said)
+
     def test_kvqs_own_failure_is_the_exit_code_and_leaves_an_old_result_alone(self):
         (self.bundle / "results").mkdir()
         (self.bundle / "results/attend_heads.json").write_text("old")
@@ -206,6 +214,41 @@ class GpuBench(unittest.TestCase):
         done = subprocess.run([sys.executable, self.bundle / "gpu-bench", "--topics", "decode"], capture_output=True, text=True, timeout=60,
                               env=dict(os.environ, PATH=f"{tools}:/usr/bin:/bin"))
         self.assertIn("| x | 128000000000 | all |", done.stdout)
+
+
+if PROGRAM := os.environ.get("KVQ_BENCH_GPU_ATTEND"):  # a build with CUDA names it
+
+    class Shapes(unittest.TestCase):
+        """The real benchmark's list, which needs no GPU either."""
+
+        def listed(self, topic, *options):
+            return json.loads(subprocess.run([PROGRAM, "--list", topic, *options], check=True, capture_output=True, text=True).stdout)
+
+        def test_every_topic_lists_what_peers_take_and_no_text_stands_for_two_shapes(self):
+            fields = re.findall(r"^    (\w+):", (ROOT / "tests/bench/peers/case.py").read_text(), re.M)
+            self.assertEqual(fields, ["shape", "lengths", "queries", "kv_heads", "group", "head_dim"])
+            for topic in ("decode", "heads", "formats", "ragged", "verify", "prefill"):
+                shapes = self.listed(topic)
+                self.assertTrue(all(sorted(entry) == sorted(fields) for entry in shapes), topic)
+                self.assertEqual(len({entry["shape"] for entry in shapes}), len(shapes), topic)
+
+        def test_ragged_lengths_are_the_same_each_time_and_spread_over_three_decades(self):
+            self.assertEqual(self.listed("ragged"), self.listed("ragged"))
+            lengths = self.listed("ragged")[-1]["lengths"]
+            self.assertEqual(len(lengths), 64)
+            self.assertTrue(100 <= min(lengths) < 200 and 50_000 < max(lengths) < 100_000)
+
+        def test_steps_say_their_model_and_what_they_may_fill(self):
+            steps = self.listed("step", "--kv-bytes", "20000000000")
+            self.assertEqual({entry["layers"] for entry in steps}, {32})
+            self.assertEqual([entry["sequences"] for entry in steps], [8, 1, 0, 0, 0])
+            self.assertEqual({entry["kv_bytes"] for entry in steps if not entry["sequences"]}, {2e10})
+            self.assertIn("what fits in 20 GB of 131072 tokens, 32 layers", {entry["shape"] for entry in steps})
+
+        def test_no_topic_is_an_error_that_names_those_there_are(self):
+            done = subprocess.run([PROGRAM, "--list", "nosuch"], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("no topic nosuch: one of decode, heads", done.stderr)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,9 @@ def join(document, rows, absent, versions):
             row["floor_us"] = row["bytes"] / read_tb_s * 1e-6
             row["of_ceiling"] = row["floor_us"] / row["median_us"]
         ours = rows_of(document, row["shape"])
+        int4 = ours.get("kvq_int4", {})
+        if "tflop_s" in int4 and "median_us" in row:  # of the same work
+            row["tflop_s"] = int4["tflop_s"] * int4["median_us"] / row["median_us"]
         for name in OURS:
             if (times := ratio(ours.get(name), row)) is not None:
                 row[f"speed_of_{name}"] = times
