@@ -46,9 +46,12 @@ gtest_discover_tests(kvqd_gpu_test PROPERTIES LABELS unit)
 # Benchmarks.
 kvq_gpu_test(kvq_bench_gpu_attend
   tests/bench/gpu_attend/main.cc
+  tests/bench/gpu_attend/shapes.cc
+  tests/bench/gpu_attend/step.cc
   tests/bench/gpu_attend/timing.cu
   tests/bench/gpu_attend/workload.cc)
 target_link_libraries(kvq_bench_gpu_attend kvq_bench_rows kvq_kernels_cuda kvq_oracle)
+set_tests_properties(gpu_bench PROPERTIES ENVIRONMENT "KVQ_BENCH_GPU_ATTEND=$<TARGET_FILE:kvq_bench_gpu_attend>")  # its list of shapes
 kvq_gpu_test(kvq_bench_gpu_transcode
   tests/bench/bench_gpu_transcode.cc
   tests/bench/gpu_transcode/append.cc

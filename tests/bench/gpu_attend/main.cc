@@ -1,15 +1,18 @@
 // Attention on the device beside a plain read of as much memory in the same run: decode over many shapes, head sizes
-// and formats, ragged batches, several query tokens, prefill over a quantized history.
+// and formats, ragged batches, several query tokens, prefill over a quantized history, steps of a whole model.
 //
-//   kvq_bench_gpu_attend [--topic decode|heads|formats|ragged|verify|prefill] [--commit C] [--date D] [--out FILE]
+//   kvq_bench_gpu_attend [--topic decode|heads|formats|ragged|verify|prefill|step] [--kv-bytes N] [--commit C] [--date
+//   D]
+//                        [--out FILE]
+//   kvq_bench_gpu_attend --list TOPIC     its shapes as JSON, without a GPU
 //
 // Without a topic: decode. Every shape is compared with the oracle before it is timed, and the row has its error.
-#include <cmath>
+// --kv-bytes: what the steps of topic step may fill (default: an H200 beside 16 GB of weights).
 #include <cstdio>
-#include <functional>
-#include <map>
 
 #include "tests/bench/about_gpu.h"
+#include "tests/bench/gpu_attend/shapes.h"
+#include "tests/bench/gpu_attend/step.h"
 #include "tests/bench/gpu_attend/timing.h"
 #include "tests/bench/gpu_attend/workload.h"
 
@@ -17,10 +20,9 @@ namespace kvq::bench {
 namespace {
 
 constexpr int kMinLaunches = 12;
-
-std::vector<std::int32_t> alike(std::size_t sequences, std::int32_t length) {
-  return std::vector<std::int32_t>(sequences, length);
-}
+constexpr double kLongFlops = 5e11;  // a launch with more is timed kLongLaunches at a time
+constexpr int kLongLaunches = 3;
+constexpr std::uint64_t kKvBytes = 128'000'000'000;
 
 struct Bench {
   Rows& rows;
@@ -30,7 +32,7 @@ struct Bench {
   double time(const std::string& name, const Shape& shape) {
     const Workload work(arena, shape);
     const double error = work.check();
-    const int launches = std::max(kMinLaunches, work.sets());
+    const int launches = work.flops() > kLongFlops ? kLongLaunches : std::max(kMinLaunches, work.sets());
     const double us = median_us(launches, [&](int i, cudaStream_t stream) { work.enqueue(i % work.sets(), stream); });
     const double tb_s = work.page_bytes() / us * 1e-6;
     rows.document(name, shape.text(),
@@ -50,10 +52,7 @@ Shape dense(Shape shape) {
 }
 
 void decode(Bench& bench) {
-  constexpr std::int32_t kShapes[][2] = {{1, 4096},  {1, 16384}, {1, 65536}, {1, 131072}, {1, 1048576},
-                                         {8, 32768}, {32, 8192}, {64, 4096}, {128, 1024}};
-  for (const auto& [sequences, length] : kShapes) {
-    const Shape shape{.lengths = alike(static_cast<std::size_t>(sequences), length)};
+  for (const Shape& shape : shapes_of("decode")) {
     bench.time("kvq_int4", shape);
     bench.time("kvq_dense", dense(shape));
     Shape mixed = shape;
@@ -62,74 +61,55 @@ void decode(Bench& bench) {
   }
 }
 
-void heads(Bench& bench) {
-  for (const std::uint16_t head_dim : {64, 128, 256}) {
-    for (const std::uint32_t group : {1u, 2u, 4u, 7u, 8u, 16u}) {
-      const Shape shape{.lengths = alike(8, 32768), .head_dim = head_dim, .group = group};
-      bench.time("kvq_int4", shape);
-      bench.time("kvq_dense", dense(shape));
-    }
+void both(Bench& bench, const std::string& topic) {
+  for (const Shape& shape : shapes_of(topic)) {
+    bench.time("kvq_int4", shape);
+    bench.time("kvq_dense", dense(shape));
   }
 }
 
 void formats(Bench& bench) {
   for (const Format format : {Format::int4, Format::int4_k4, Format::int4_k8, Format::k8v4}) {
     constexpr const char* kNames[] = {"", "", "kvq_int4", "kvq_int4_k4", "kvq_int4_k8", "kvq_k8v4"};
-    for (const auto& lengths : {alike(1, 131072), alike(8, 32768), alike(64, 4096)}) {
-      bench.time(kNames[static_cast<std::size_t>(format)], {.lengths = lengths, .cold = format});
+    for (Shape shape : shapes_of("formats")) {
+      shape.cold = format;
+      bench.time(kNames[static_cast<std::size_t>(format)], shape);
     }
   }
 }
 
-// From 100 to 100,000 tokens, as many short ones as long ones by the logarithm.
-void ragged(Bench& bench) {
-  for (const std::size_t sequences : {std::size_t{16}, std::size_t{64}}) {
-    std::mt19937_64 random(7);
-    std::uniform_real_distribution<> decades(2, 5);
-    Shape shape;
-    for (std::size_t s = 0; s < sequences; ++s) {
-      shape.lengths.push_back(static_cast<std::int32_t>(std::pow(10, decades(random))));
-    }
-    bench.time("kvq_int4", shape);
-    bench.time("kvq_dense", dense(shape));
-  }
-}
-
-void verify(Bench& bench) {
-  for (const std::uint32_t queries : {2u, 4u, 8u, 16u}) {
-    const Shape shape{.lengths = alike(8, 32768), .queries = queries};
+// Several query tokens: beside dense pages of the same kernel.
+void queries(Bench& bench, const std::string& topic) {
+  for (const Shape& shape : shapes_of(topic)) {
     const double us = bench.time("kvq_int4", shape);
     bench.rows.value("int4_speed_of_dense", shape.text(), bench.time("kvq_dense", dense(shape)) / us, "ratio");
   }
 }
 
-void prefill(Bench& bench) {
-  for (const std::int32_t history : {8192, 32768, 131072}) {
-    for (const std::uint32_t queries : {512u, 2048u, 8192u}) {
-      const Shape shape{.lengths = {history + static_cast<std::int32_t>(queries)}, .queries = queries};
-      const double us = bench.time("kvq_int4", shape);
-      bench.rows.value("int4_speed_of_dense", shape.text(), bench.time("kvq_dense", dense(shape)) / us, "ratio");
-    }
-  }
+void measure(Rows& rows, const std::string& topic, double read_tb_s, double kv_bytes) {
+  if (topic == "step") return measure_steps(rows, read_tb_s, kv_bytes);
+  Bench bench{rows, Arena(), read_tb_s};
+  if (topic == "decode") return decode(bench);
+  if (topic == "formats") return formats(bench);
+  if (topic == "verify" || topic == "prefill") return queries(bench, topic);
+  both(bench, topic);
 }
 
 int run(int argc, char** argv) {
   const Arguments arguments(argc, argv);
-  const std::map<std::string, std::function<void(Bench&)>> topics = {{"decode", decode},   {"heads", heads},
-                                                                     {"formats", formats}, {"ragged", ragged},
-                                                                     {"verify", verify},   {"prefill", prefill}};
-  const std::string topic = arguments.text("topic", "decode");
-  const auto found = topics.find(topic);
-  if (found == topics.end()) {
-    throw std::invalid_argument("--topic is one of decode, heads, formats, ragged, verify, prefill, not " + topic);
+  const auto kv_bytes = static_cast<double>(arguments.number("kv-bytes", kKvBytes));
+  if (const std::string wanted = arguments.text("list"); !wanted.empty()) {
+    std::printf("%s\n", list_of(wanted, kv_bytes).dump().c_str());
+    return 0;
   }
+  const std::string topic = arguments.text("topic", "decode");
+  list_of(topic, kv_bytes);  // refuses what is no topic
   Rows rows(about_gpu(topic == "decode" ? topic : "attend_" + topic, "kvq_bench_gpu_attend", arguments),
             arguments.text("out"));
   const double read_tb_s = read_ceiling_tb_s();
   rows.ceiling("read_tb_s", read_tb_s);
   rows.ceiling("copy_tb_s", copy_ceiling_tb_s());
-  Bench bench{rows, Arena(), read_tb_s};
-  found->second(bench);
+  measure(rows, topic, read_tb_s, kv_bytes);
   rows.write();
   return 0;
 }

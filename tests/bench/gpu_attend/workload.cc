@@ -17,6 +17,8 @@ namespace kvq::bench {
 namespace {
 
 constexpr double kRotationBytes = 3.0 * (1 << 30), kTolerance = 2e-3;
+constexpr double kMostSets = 200, kMostSetsOfChunks = 12;  // a chunk reads each page so often that the cache hides none
+constexpr std::uint32_t kChunkQueries = 64;
 constexpr std::uint32_t kSourcePages = 64;  // dense pages that cold ones are made of
 constexpr std::uint32_t kBatchPages = 2048;
 
@@ -44,20 +46,23 @@ std::string Shape::text() const {
   if (queries != 1) out << ", " << queries << " queries";
   if (kv_heads != 8 || group != 4) out << ", " << kv_heads << " KV heads, group " << group;
   if (head_dim != 128) out << ", d " << head_dim;
+  if (layers != 1) out << ", " << layers << " layers";
   if (dense_share > 0 && dense_share < 1) out << ", " << std::lround(100 * dense_share) << " % dense";
   return out.str();
 }
 
-Arena::Arena() : memory_(kColdBytes + kDenseBytes) {
+Arena::Arena(std::uint64_t cold_bytes, std::uint64_t dense_bytes)
+    : cold_bytes_(cold_bytes), memory_(cold_bytes + dense_bytes) {
   void* word = nullptr;
   MUST(cudaHostAlloc(&word, sizeof(std::uint64_t), cudaHostAllocMapped));
   fault_.reset(new (word) std::uint64_t{0});
-  fill_halves(base() + kColdBytes, kDenseBytes / 2, 3);
+  fill_halves(base() + cold_bytes, dense_bytes / 2, 3);
 }
 
 Workload::Workload(const Arena& arena, const Shape& shape) : arena_(arena), shape_(shape) {
-  geometry_.layers = 1;
-  geometry_.layer[0] = {shape.kv_heads, shape.head_dim, Dtype::fp16, 0};
+  geometry_.layers = shape.layers;
+  for (std::uint32_t l = 0; l < shape.layers; ++l)
+    geometry_.layer[l] = {shape.kv_heads, shape.head_dim, Dtype::fp16, 0};
   for (std::uint32_t f = 1; f < kFormatCount; ++f) layouts_[f] = make_layout(geometry_, static_cast<Format>(f));
   const auto sequences = static_cast<std::uint32_t>(shape.lengths.size());
   stride_ = (*std::max_element(shape.lengths.begin(), shape.lengths.end()) + kPageTokens - 1) / kPageTokens;
@@ -76,20 +81,22 @@ Workload::Workload(const Arena& arena, const Shape& shape) : arena_(arena), shap
   tables_on_gpu_ = std::make_unique<test::DeviceBytes>(tables_);
   workspace_ = std::make_unique<test::DeviceBytes>(must_have(
       cuda::workspace_bytes({&geometry_, layouts_.data()}, shape.kv_heads * shape.group), "attention's workspace"));
+  if (shape.growing) place_new_tokens();
 }
 
 void Workload::place_pages(std::mt19937_64& random) {
   const auto cold = static_cast<std::size_t>(shape_.cold);
   const std::uint64_t cold_bytes = layouts_[cold].page_bytes, dense_bytes = layouts_[1].page_bytes;
-  std::uint64_t pages = 0;  // of one set
+  double pages = 0;  // of one set
   for (const std::int32_t length : shape_.lengths) pages += (length + kPageTokens - 1) / kPageTokens;
   const double mean = shape_.dense_share * static_cast<double>(dense_bytes) +
                       (1 - shape_.dense_share) * static_cast<double>(cold_bytes);
-  sets_ = static_cast<int>(std::clamp(kRotationBytes / (static_cast<double>(pages) * mean), 2.0, 40.0));
-  std::vector<std::uint64_t> places[2] = {std::vector<std::uint64_t>(Arena::kColdBytes / cold_bytes),
-                                          std::vector<std::uint64_t>(Arena::kDenseBytes / dense_bytes)};
+  const double most = shape_.queries < kChunkQueries ? kMostSets : kMostSetsOfChunks;
+  sets_ = shape_.layers > 1 ? 1 : static_cast<int>(std::clamp(kRotationBytes / (pages * mean), 2.0, most));
+  std::vector<std::uint64_t> places[2] = {std::vector<std::uint64_t>(arena_.cold_bytes() / cold_bytes),
+                                          std::vector<std::uint64_t>(arena_.dense_bytes() / dense_bytes)};
   for (std::uint64_t i = 0; i < places[0].size(); ++i) places[0][i] = i * cold_bytes;
-  for (std::uint64_t i = 0; i < places[1].size(); ++i) places[1][i] = Arena::kColdBytes + i * dense_bytes;
+  for (std::uint64_t i = 0; i < places[1].size(); ++i) places[1][i] = arena_.cold_bytes() + i * dense_bytes;
   for (auto& p : places) std::shuffle(p.begin(), p.end(), random);
   entries_.assign(1, pack_entry({0, Format::none, EntryState::null, 0}));
   tables_.assign(static_cast<std::size_t>(sets_) * shape_.lengths.size() * stride_, 0);
@@ -98,7 +105,8 @@ void Workload::place_pages(std::mt19937_64& random) {
   for (int set = 0; set < sets_; ++set) {
     for (std::size_t s = 0; s < shape_.lengths.size(); ++s) {
       for (std::int32_t page = 0; page * kPageTokens < static_cast<std::uint32_t>(shape_.lengths[s]); ++page) {
-        const int dense = share(random) < shape_.dense_share;
+        const bool open = shape_.growing && (page + 1) * kPageTokens >= static_cast<std::uint32_t>(shape_.lengths[s]);
+        const int dense = open || share(random) < shape_.dense_share;
         const std::uint64_t at = places[dense][used[dense]++ % places[dense].size()];
         tables_[(set * shape_.lengths.size() + s) * stride_ + page] = static_cast<std::int32_t>(entries_.size());
         entries_.push_back(pack_entry({1, dense ? Format::dense : shape_.cold, EntryState::sealed, at}));
@@ -117,7 +125,7 @@ void Workload::quantize(const std::vector<std::uint64_t>& places) const {
   for (std::size_t first = 0; first < places.size(); first += kBatchPages) {
     jobs.clear();
     for (std::size_t i = first; i < std::min<std::size_t>(places.size(), first + kBatchPages); ++i) {
-      jobs.push_back({.source = arena_.base() + Arena::kColdBytes + i % kSourcePages * layouts_[1].page_bytes,
+      jobs.push_back({.source = arena_.base() + arena_.cold_bytes() + i % kSourcePages * layouts_[1].page_bytes,
                       .destination = arena_.base() + places[i]});
     }
     const std::uint32_t ticket =
@@ -133,12 +141,28 @@ void Workload::quantize(const std::vector<std::uint64_t>& places) const {
   }
 }
 
-AttentionCall Workload::call_of(int set) const {
+// Of every sequence the last token's K and V, alike in all layers.
+void Workload::place_new_tokens() {
+  std::vector<std::int64_t> slots;
+  for (std::size_t s = 0; s < shape_.lengths.size(); ++s) {
+    const auto last = static_cast<std::uint32_t>(shape_.lengths[s] - 1);
+    slots.push_back(std::int64_t{tables_[s * stride_ + last / kPageTokens]} * kPageTokens + last % kPageTokens);
+  }
+  slots_ = std::make_unique<test::DeviceBytes>(slots);
+  new_tokens_ = std::make_unique<test::DeviceBytes>(slots.size() * shape_.kv_heads * shape_.head_dim * 2);
+  fill_halves(new_tokens_->as<void>(), new_tokens_->bytes() / 2, 6);
+}
+
+PageSource Workload::pages() const {
+  return {entries_on_gpu_->as<const DirectoryEntry>(), static_cast<std::uint32_t>(entries_.size()), arena_.base()};
+}
+
+AttentionCall Workload::call_of(int set, std::uint32_t layer) const {
   const std::int64_t token = std::int64_t{shape_.kv_heads} * shape_.group * shape_.head_dim;
   AttentionCall call;
   call.model = {&geometry_, layouts_.data()};
-  call.pages = {entries_on_gpu_->as<const DirectoryEntry>(), static_cast<std::uint32_t>(entries_.size()),
-                arena_.base()};
+  call.pages = pages();
+  call.layer = layer;
   call.batch = static_cast<std::uint32_t>(shape_.lengths.size());
   call.block_tables = tables_on_gpu_->as<std::int32_t>() + static_cast<std::size_t>(set) * call.batch * stride_;
   call.block_table_stride = stride_;
@@ -152,13 +176,28 @@ AttentionCall Workload::call_of(int set) const {
   return call;
 }
 
-void Workload::enqueue(int set, cudaStream_t stream) const {
+void Workload::enqueue_append(std::uint32_t layer, cudaStream_t stream) const {
+  AppendCall call;
+  call.model = {&geometry_, layouts_.data()};
+  call.pages = pages();
+  call.layer = layer;
+  call.k = call.v = new_tokens_->as<void>();
+  call.k_token_stride = call.v_token_stride = std::int64_t{shape_.kv_heads} * shape_.head_dim;
+  call.k_head_stride = call.v_head_stride = shape_.head_dim;
+  call.slots = slots_->as<std::int64_t>();
+  call.tokens = static_cast<std::uint32_t>(shape_.lengths.size());
+  if (const Result<void> done = cuda::append(call, {.stream = stream, .fault = arena_.fault()}); !done) {
+    throw std::runtime_error(shape_.text() + ": " + done.error().context);
+  }
+}
+
+void Workload::enqueue(int set, cudaStream_t stream, std::uint32_t layer) const {
   const cuda::Launch launch{.stream = stream,
                             .fault = arena_.fault(),
                             .workspace = workspace_->as<void>(),
                             .workspace_bytes = workspace_->bytes(),
                             .max_query_tokens = shape_.queries};
-  if (const Result<void> done = cuda::attend(call_of(set), launch); !done) {
+  if (const Result<void> done = cuda::attend(call_of(set, layer), launch); !done) {
     throw std::runtime_error(shape_.text() + ": " + done.error().context);
   }
 }
@@ -171,16 +210,17 @@ double Workload::flops() const {
   return keys * 4.0 * shape_.head_dim * shape_.kv_heads * shape_.group;
 }
 
-double Workload::check() const {
+double Workload::check(std::uint32_t layer) const {
   MUST(cudaMemset(out_->as<void>(), 0xff, out_->bytes()));  // NaN
-  enqueue(0, nullptr);
+  if (shape_.growing) enqueue_append(layer, nullptr);
+  enqueue(0, nullptr, layer);
   MUST(cudaDeviceSynchronize());
   if (*static_cast<const volatile std::uint64_t*>(arena_.fault()) != 0)
     throw std::runtime_error(shape_.text() + ": attention met a fault");
   const std::vector<std::uint16_t> out = out_->read<std::uint16_t>();
   const auto last = static_cast<std::uint32_t>(shape_.lengths.size() - 1);
   const double worst =
-      std::max(row_error(0, 0, 0, out), row_error(last, shape_.queries - 1, shape_.kv_heads - 1u, out));
+      std::max(row_error(layer, 0, 0, 0, out), row_error(layer, last, shape_.queries - 1, shape_.kv_heads - 1u, out));
   if (!(worst < kTolerance)) {
     throw std::runtime_error(shape_.text() + ": attention is " + std::to_string(worst) + " away from the oracle");
   }
@@ -188,7 +228,7 @@ double Workload::check() const {
 }
 
 // The rows of one query token and KV head, by the oracle over copies of that head's blocks.
-double Workload::row_error(std::uint32_t sequence, std::uint32_t token, std::uint32_t kv_head,
+double Workload::row_error(std::uint32_t layer, std::uint32_t sequence, std::uint32_t token, std::uint32_t kv_head,
                            const std::vector<std::uint16_t>& out) const {
   ModelGeometry geometry;
   geometry.layers = 1;
@@ -206,8 +246,8 @@ double Workload::row_error(std::uint32_t sequence, std::uint32_t token, std::uin
     const std::uint64_t size = layouts[static_cast<std::size_t>(entry.format)].page_bytes, at = bytes.size();
     bytes.resize(at + size);
     MUST(cudaMemcpy(bytes.data() + at,
-                    arena_.base() + entry.offset_bytes + whole.layer[0].offset_bytes +
-                        std::uint64_t{kv_head} * whole.layer[0].head_bytes,
+                    arena_.base() + entry.offset_bytes + whole.layer[layer].offset_bytes +
+                        std::uint64_t{kv_head} * whole.layer[layer].head_bytes,
                     block_bytes(entry.format, shape_.head_dim), cudaMemcpyDeviceToHost));
     entries[i + 1].store(pack_entry({1, entry.format, EntryState::sealed, at}));
     table[i] = static_cast<std::int32_t>(i + 1);
