@@ -281,4 +281,8 @@ add_custom_target(release_tests DEPENDS kvqd kvqctl kvq-hold kvq kvq_kernels_tes
 if(KVQ_CUDA)
   include(tests/gpu/gpu_tests.cmake)
   add_dependencies(release_tests gpu_programs kvqd_gpu_test)
+  if(NOT KVQ_SANITIZE)
+    include(tests/support/simt/simt.cmake)
+    add_dependencies(release_tests simt_attend_test)
+  endif()
 endif()

@@ -6,8 +6,9 @@
 #include <cmath>
 
 #include "kernels/cuda/attend_variants.h"
-#include "kernels/cuda/combine.cuh"
 #include "kernels/cuda/device_info.h"
+#include "kernels/cuda/finish_row.cuh"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/page_table.h"
 
 namespace kvq::cuda {
@@ -29,16 +30,19 @@ Error check_call(const AttentionCall& call) {
 
 std::uint32_t tile_rows(std::uint32_t d, bool wide) { return 8 * (wide ? wide_tiles(d) : kNarrowTiles); }
 
-std::size_t tails_bytes(std::uint32_t units) { return round_up(units * sizeof(UnitTail), 256); }
+std::uint32_t blocks_of(const DeviceInfo& device) { return std::min(device.multiprocessors, kMaxBlocks); }
+
+std::size_t arrivals_bytes(const DeviceInfo& device) { return round_up(blocks_of(device) * 8, 256); }
 
 std::size_t layer_workspace(const DeviceInfo& device, std::uint32_t d) {
-  const std::uint32_t units = device.multiprocessors * kMaxWarps;
-  return tails_bytes(units) + std::size_t{units} * 2 * partial_floats(tile_rows(d, true), d) * sizeof(float);
+  const std::size_t states = std::size_t{blocks_of(device)} * (2 + kMaxWarps);
+  return arrivals_bytes(device) + states * partial_floats(tile_rows(d, true), d) * sizeof(float);
 }
 
 // How a multiprocessor's shared memory is divided.
 struct Shape {
-  std::uint32_t warps = 0, stages = 2, slot_bytes = 0, planes = 0, shared_bytes = 0;
+  std::uint32_t warps = 0, stages = 2, slot_bytes = 0, query_bytes = 0, shared_bytes = 0;
+  bool has_rest = false;
 };
 
 Shape choose_shape(const DeviceInfo& device, const PageTable& pages, const LayerSpec& spec, Real q_type, bool wide) {
@@ -46,19 +50,23 @@ Shape choose_shape(const DeviceInfo& device, const PageTable& pages, const Layer
   Shape shape;
   shape.slot_bytes = kPageTokens * d;  // a quarter of a dense block; two hold a tile's outputs
   shape.slot_bytes =
-      std::max(shape.slot_bytes, static_cast<std::uint32_t>(round_up(tile_rows(d, wide) * (d + 4) * 2, 128)));
+      std::max(shape.slot_bytes, static_cast<std::uint32_t>(round_up(tile_rows(d, wide) * (d + 6) * 2, 128)));
   for (const LayerFormat& format : pages.formats) {
-    if (format.format == Format::int4 || format.format == Format::int4_k4 || format.format == Format::int4_k8) {
-      shape.slot_bytes = std::max(shape.slot_bytes, format.head_bytes);
-    }
+    if (format.format == Format::int4) shape.slot_bytes = std::max(shape.slot_bytes, format.head_bytes);
     if (format.format == Format::k8v4) {
       shape.slot_bytes = std::max(shape.slot_bytes, block_offsets(Format::k8v4, d).v);
     }
+    if (const std::uint32_t kept = kept_channels(format.format); kept != 0) {  // as page_stream.cuh cuts them
+      const BlockOffsets at = block_offsets(format.format, d);
+      shape.slot_bytes = std::max(shape.slot_bytes, at.v + at.end - at.channels);
+    }
   }
-  shape.planes = spec.dtype == Dtype::fp16 ? (q_type == Real::fp32 ? 2 : 1) : (q_type == Real::bf16 ? 2 : 3);
-  const std::uint32_t query_bytes = shape.planes * tile_rows(d, wide) / 8 * ((d / 16 + 1) / 2) * 512;
+  const std::uint32_t tiles = tile_rows(d, wide) / 8;
+  shape.has_rest = spec.dtype == Dtype::fp16 ? q_type == Real::fp32 : q_type != Real::bf16;
+  const std::uint32_t planes = 1 + (spec.dtype == Dtype::bf16 && !holds_codes(tiles, d)) + shape.has_rest;
+  shape.query_bytes = planes * tiles * ((d / 16 + 1) / 2) * 512;
   const auto bytes = [&](std::uint32_t warps, std::uint32_t stages) {
-    return warps * (stages * shape.slot_bytes + query_bytes + kMaxStages * 8);
+    return warps * (stages * shape.slot_bytes + shape.query_bytes + kMaxStages * 8);
   };
   const std::uint32_t room = device.shared_bytes - kStaticBytes;
   shape.warps = kMaxWarps;
@@ -90,26 +98,9 @@ AttendParams make_params(const AttentionCall& call, const LayerSpec& spec, const
   p.sinks = call.sinks;
   p.window = call.window < kEndlessWindow ? call.window : -1;
   p.causal = call.causal;
-  p.stages = shape.stages, p.slot_bytes = shape.slot_bytes, p.planes = shape.planes;
+  p.stages = shape.stages, p.slot_bytes = shape.slot_bytes, p.query_bytes = shape.query_bytes;
+  p.has_rest = shape.has_rest;
   return p;
-}
-
-// Launches so that the blocks may be in place before the work in front of them has ended; the kernels wait for it
-// themselves.
-template <typename... Parameters, typename... Arguments>
-Error launch_early(const DeviceInfo& device, Stream stream, dim3 grid, std::uint32_t threads,
-                   std::uint32_t shared_bytes, void (*kernel)(Parameters...), const Arguments&... arguments) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = {threads, 1, 1};
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = device.major >= 9 ? 1 : 0;
-  return as_error(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), "attend, the launch");
 }
 
 }  // namespace
@@ -152,24 +143,14 @@ Result<void> attend(const AttentionCall& call, const Launch& launch) {
   if (kernel == nullptr) return Error{Errc::wrong_layout, 0, "no kernel for this head_dim in this build"};
   const Shape shape = choose_shape(*device, pages, spec, call.q_type, wide);
   if (shape.warps == 0) return Error{Errc::system, 0, "device has too little shared memory for this head_dim"};
-  const std::uint32_t units = device->multiprocessors * shape.warps;
+  const std::uint32_t blocks = blocks_of(*device), rows = tile_rows(d, wide);
   AttendParams p = make_params(call, spec, shape);
   p.pages = pages;
-  p.tails = static_cast<UnitTail*>(launch.workspace);
-  p.partials = reinterpret_cast<float*>(static_cast<std::byte*>(launch.workspace) + tails_bytes(units));
-  const cudaError_t status =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
-  if (Error error = as_error(status, "attend, shared memory"); error.code != Errc::ok) return error;
-  if (Error error = launch_early(*device, launch.stream, {device->multiprocessors, 1, 1}, shape.warps * 32,
-                                 shape.shared_bytes, kernel, p);
-      error.code != Errc::ok) {
-    return error;
-  }
-  const std::uint32_t rows = tile_rows(d, wide);
-  const auto at_once = static_cast<std::uint32_t>(likely_rows == 0 ? rows : std::min<std::uint64_t>(rows, likely_rows));
-  const Error error = launch_early(*device, launch.stream, {(units + kCombineUnits - 1) / kCombineUnits, at_once, 1},
-                                   kCombineUnits * 32, 0, d <= 128 ? combine_kernel<1> : combine_kernel<2>, p, units,
-                                   shape.warps, rows, d);
+  p.arrivals = static_cast<unsigned long long*>(launch.workspace);
+  p.partials = reinterpret_cast<float*>(static_cast<std::byte*>(launch.workspace) + arrivals_bytes(*device));
+  p.early = p.partials + std::size_t{blocks} * 2 * partial_floats(rows, d);
+  const Error error = launch_early(*device, launch.stream, blocks, shape.warps * 32, shape.shared_bytes, kernel, p,
+                                   "attend, the launch");
   if (error.code != Errc::ok) return error;
   return {};
 }

@@ -2,8 +2,8 @@
 //
 // Invariant: a warp reads pages through its own ring and keeps its rows' state in registers; no barrier between warps
 // before all their pages are done. A tile that is wholly a unit's is finished by it; the last one of a unit is joined
-// in the block (join_block.cuh); one that ends early in the unit, having begun before it, becomes the partial state in
-// place 0. Every unit writes its UnitTail. `kPlain` leaves out soft cap and ALiBi, nothing else.
+// in the block (join_block.cuh), with what the next unit has written down of it if it ends early there. `kPlain` leaves
+// out soft cap and ALiBi, nothing else.
 //
 // A value that is not finite reaches every row of the tile in which one sees it; a key or query that is not stays with
 // its rows.
@@ -31,13 +31,14 @@ struct Attender {
 
   const AttendParams& p;
   const std::uint32_t lane;
-  const QueryTile<kD, kType> query;
+  QueryTile<kD, kType, kTiles> query;
   RowState<kD, kTiles> state;
   float factor[kTiles][2];
   TileRule rule;
+  std::uint32_t full_begin, full_count;  // pages that every row of the tile sees whole
 
   __device__ Attender(const AttendParams& p, std::uint32_t lane, std::uint32_t queries)
-      : p(p), lane(lane), query(queries, kTiles, p.planes) {}
+      : p(p), lane(lane), query(queries, p.has_rest) {}
 
   __device__ __forceinline__ void begin_tile(const Piece& piece, const Sequence& sequence) {
     const std::uint32_t rows = sequence.queries * p.group, first_row = piece.tile * kRows;
@@ -49,72 +50,94 @@ struct Attender {
     rule.first_row = first_row;
     rule.group = p.group;
     rule.first_head = piece.head * p.group;
+    constexpr auto kPage = static_cast<std::int32_t>(kPageTokens);
+    const std::int32_t full_end = max(0, p.causal ? min(rule.length, rule.low + 1) : rule.length) / kPage;
+    const std::int32_t first = p.window < 0 ? 0 : (max(0, rule.high - p.window + 1) + kPage - 1) / kPage;
+    full_begin = static_cast<std::uint32_t>(first);
+    full_count = static_cast<std::uint32_t>(max(0, full_end - first));
     __syncwarp();
 #pragma unroll
     for (std::uint32_t n = 0; n < kTiles; ++n) {
       const std::uint32_t row = first_row + 8 * n + lane / 4, token = row / p.group;
       const std::int64_t at = (std::int64_t{sequence.first_query} + token) * p.q_token_stride +
                               std::int64_t{rule.first_head + (row - token * p.group)} * p.q_head_stride;
-      const float mine = fill_rows<kD, kType>(p, query, n, row < rows, at, lane);
-      factor[n][0] = __shfl_sync(kAllLanes, mine, lane % 4 * 8) * p.scale_log2;
-      factor[n][1] = __shfl_sync(kAllLanes, mine, lane % 4 * 8 + 4) * p.scale_log2;
+      const float mine = fill_rows(p, query, n, row < rows, at, lane);
+      factor[n][0] = __shfl_sync(kAllLanes, mine, lane % 4 * 8) * fabsf(p.scale_log2);
+      factor[n][1] = __shfl_sync(kAllLanes, mine, lane % 4 * 8 + 4) * fabsf(p.scale_log2);
     }
     __syncwarp();
     state.clear();
   }
 
-  __device__ __forceinline__ bool sees_all(std::int32_t first_key) const {
-    return first_key + static_cast<std::int32_t>(kPageTokens) <= rule.length &&
-           (!p.causal || first_key + static_cast<std::int32_t>(kPageTokens) - 1 <= rule.low) &&
-           (p.window < 0 || first_key > rule.high - p.window);
-  }
-
-  __device__ __forceinline__ void dense_page(Stream& stream, std::int32_t first_key, bool full) {
+  __device__ __forceinline__ void dense_piece(std::uint32_t at, std::int32_t key, bool full) {
     const std::int32_t end = p.causal ? min(rule.length, rule.high + 1) : rule.length;
     const std::int32_t begin = p.window < 0 ? 0 : rule.low - p.window + 1;
-#pragma unroll 1
-    for (std::uint32_t i = 0; i < kDensePieces; ++i) {
-      const std::uint32_t piece = stream.wait();
-      const std::int32_t key = first_key + static_cast<std::int32_t>(i * kPieceTokens);
-      if (key < end && key + static_cast<std::int32_t>(kPieceTokens) > begin) {
-        float y[kTiles][1][4];
-        dense_scores<kD, kType, kTiles>(query, piece, factor, lane, y);
-        bend_scores<kPlain, kTiles, 1>(p, rule, key, full, lane, y);
-        ValueMask mask;
-        if (!full) mask = ValueMask::of(begin - key, end - key, lane);
-        dense_values<kD, kType, kTiles>(state, piece, y, mask, lane);
-      }
-      stream.release();
-    }
+    if (key >= end || key + static_cast<std::int32_t>(kPieceTokens) <= begin) return;
+    float y[kTiles][1][4];
+    dense_scores<kD, kType, kTiles>(query, at, factor, lane, y);
+    bend_scores<kPlain, kTiles, 1>(p, rule, key, full, lane, y);
+    ValueMask mask;
+    if (!full) mask = ValueMask::of(begin - key, end - key, lane);
+    dense_values<kD, kType, kTiles>(state, at, y, mask, lane);
   }
 
-  __device__ __forceinline__ void page(Stream& stream, std::int32_t first_key) {
-    const bool full = sees_all(first_key);
-    const Kind kind = stream.kind();
-    if (kind == Kind::dense) return dense_page(stream, first_key, full);
-    float y[kTiles][4][4], share[kTiles][2];
+  // What a row does not see, and what bends its scores.
+  __device__ __forceinline__ void bend(std::int32_t first_key, bool full, PageScores<kTiles>& y) {
+    if (full && (kPlain || (p.softcap_log2 <= 0 && p.alibi == nullptr))) return;
+    y.settle();
+    bend_scores<kPlain, kTiles, 4>(p, rule, first_key, full, lane, y.sums);
+  }
+
+  // The page that nearly all are, by itself: what it shares with others it would pay for in moved registers.
+  __device__ __forceinline__ void int4_page(std::uint32_t at, std::int32_t first_key, bool full) {
+    PageScores<kTiles> y;
     std::uint32_t weight[kTiles][4][2];
-    std::uint32_t part = stream.wait();
-    if (kind <= Kind::int4_k8) {
-      quantized_scores<kD, kType, kTiles, false>(query, part, factor, lane, y);
-      if (kind != Kind::int4) {
-        kept_scores<kD, kType, kTiles>(query, part, kind == Kind::int4_k4 ? 4 : 8, factor, lane, y);
-      }
-      part += block_offsets(Format::int4, kD).v;
-    } else if (kind == Kind::k8v4) {
-      quantized_scores<kD, kType, kTiles, true>(query, part, factor, lane, y);
-      stream.release();
-      part = stream.wait();
-    } else {  // zeros, or nothing that may be read
-#pragma unroll
-      for (std::uint32_t i = 0; i < kTiles * 16; ++i) {
-        y[i / 16][i / 4 % 4][i % 4] = factor[i / 16][i & 1] * (kind == Kind::null ? 0.0f : __int_as_float(0x7fffffff));
-      }
-    }
-    bend_scores<kPlain, kTiles, 4>(p, rule, first_key, full, lane, y);
+    float share[kTiles][2];
+    quantized_scores<kD, kType, kTiles, false>(query, at, factor, lane, y);
+    bend(first_key, full, y);
     page_weights<kD, kTiles>(state, y, weight, share);
-    if (kind <= Kind::k8v4) quantized_values<kD, kTiles>(state, part, weight, share, lane);
-    stream.release();
+    quantized_values<kD, kTiles>(state, at + block_offsets(Format::int4, kD).v, weight, share, lane);
+  }
+
+  // The scores of a page whose keys are more than int4's, or none.
+  __device__ __forceinline__ void other_scores(Kind kind, std::uint32_t at, PageScores<kTiles>& y) {
+    if (kind == Kind::k8v4) return quantized_scores<kD, kType, kTiles, true>(query, at, factor, lane, y);
+    if (kind >= Kind::null) return y.set(factor, kind == Kind::null ? 0.0f : __int_as_float(0x7fffffff));
+    quantized_scores<kD, kType, kTiles, false>(query, at, factor, lane, y);
+    y.settle();
+    kept_scores<kD, kType, kTiles>(query, at + block_offsets(Format::int4, kD).v, kind == Kind::int4_k4 ? 4 : 8, factor,
+                                   lane, y.sums);
+  }
+
+  // Pages [begin, end) of the tile, as the pieces come.
+  __device__ __forceinline__ void pages(Stream& stream, std::uint32_t begin, std::uint32_t end) {
+    std::uint32_t weight[kTiles][4][2] = {}, part = 0;  // of the page
+    float share[kTiles][2] = {};
+#pragma unroll 1
+    for (std::uint32_t page = begin; page < end;) {
+      const Kind kind = stream.kind();
+      const auto first_key = static_cast<std::int32_t>(page * kPageTokens);
+      const bool full = page - full_begin < full_count;
+      const std::uint32_t at = stream.wait();
+      bool last = true;
+      if (kind == Kind::int4) {
+        int4_page(at, first_key, full);
+      } else if (kind == Kind::dense) {
+        dense_piece(at, first_key + static_cast<std::int32_t>(part * kPieceTokens), full);
+        last = part + 1 == kDensePieces;
+        part = last ? 0 : part + 1;
+      } else if (kind == Kind::values) {
+        quantized_values<kD, kTiles>(state, at, weight, share, lane);
+      } else {
+        PageScores<kTiles> y;
+        other_scores(kind, at, y);
+        bend(first_key, full, y);
+        page_weights<kD, kTiles>(state, y, weight, share);
+        last = kind >= Kind::null;
+      }
+      stream.release();
+      page += last;
+    }
   }
 
   // Rows of [reference], [sum] and [channel] with `stride` floats from one row's channels to the next one's.
@@ -162,56 +185,71 @@ struct Attender {
 
 template <std::uint32_t kD, Dtype kType, std::uint32_t kTiles, bool kPlain>
 __global__ void __launch_bounds__(kMaxWarps * 32, 1) attend_kernel(const __grid_constant__ AttendParams p) {
-  extern __shared__ __align__(1024) std::byte shared[];
+  std::byte* const shared = dynamic_shared();
   constexpr std::uint32_t kRows = 8 * kTiles;
   using Work = Attender<kD, kType, kTiles, kPlain>;
-  __shared__ BlockStates<kRows> last;
+  __shared__ BlockTiles tiles;
   const std::uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const std::uint32_t unit = blockIdx.x * warps + warp, units = gridDim.x * warps;
   // Per warp: ring, queries; then all barriers.
-  const std::uint32_t ring_bytes = p.stages * p.slot_bytes;
-  const std::uint32_t own_bytes = ring_bytes + p.planes * kTiles * QueryTile<kD, kType>::kTileBytes;
+  const std::uint32_t ring_bytes = p.stages * p.slot_bytes, own_bytes = ring_bytes + p.query_bytes;
   const std::uint32_t own = shared_address(shared) + warp * own_bytes;
   Ring ring{own, shared_address(shared) + warps * own_bytes + warp * kMaxStages * 8, p.slot_bytes, p.stages};
   ring.init(lane);
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::
-                   : "memory");  // what comes before may still be writing anything that is read here
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-  const Shares shares = Shares::of(total_work<kRows>(p, lane), units);
-  const std::uint64_t begin = shares.unit_begin(unit), end = shares.unit_begin(unit + 1);
+  Shares shares;
   Cursor<kRows> cursor;
   cursor.heads = p.kv_heads;
-  cursor.seek(p, begin, end - begin, lane);
+  std::uint64_t end;
   typename Work::Stream stream(p, lane);
-  stream.begin(ring, cursor);
+  // The first pages are asked for before the work in front has ended, from lengths and tables that it might still
+  // change; then, when it cannot, whether they are what they were. If not, all is found again.
+#pragma unroll 1
+  for (bool early = kBulkCopies;; early = false) {
+    shares = Shares::of(total_work<kRows>(p, lane), units);
+    end = shares.unit_begin(unit + 1);
+    cursor.seek(p, shares.unit_begin(unit), end - shares.unit_begin(unit), lane);
+    stream.look(cursor, !early);
+    if (!early) break;
+    const std::uint64_t before = schedule_sum(p, lane);
+    stream.begin(ring, true);
+    wait_for_launch_before();
+    // Only now, so that what the next kernel finds early was there before this one's predecessor had ended.
+    let_next_launch_begin();
+    const bool same = stream.confirm();
+    if (schedule_sum(p, lane) == before && same) break;
+    stream.drop(ring);
+  }
+  stream.begin(ring, false);
   Work work(p, lane, own + ring_bytes);
-  KeptPiece kept{};
+  SharedTile kept{};
+  bool begins = false, ends_early = false;
   Piece piece;
   while (cursor.next(p, piece)) {
     work.begin_tile(piece, cursor.now);
-    for (std::uint32_t page = piece.page_begin; page < piece.page_end; ++page) {
-      work.page(stream, static_cast<std::int32_t>(page * kPageTokens));
-    }
+    work.pages(stream, piece.page_begin, piece.page_end);
     if (piece.begins && piece.ends) {
       work.write_rows(piece, cursor.now);
     } else if (!cursor.is_last()) {
-      float* const at = p.partials + 2 * std::uint64_t{unit} * partial_floats(kRows, kD);
+      float* const at = p.early + std::uint64_t{unit} * partial_floats(kRows, kD);
       work.write_state(at, at + kRows, at + 2 * kRows, kD, kRows);
+      ends_early = true;
+      if (warp == 0 && lane == 0) tiles.first = shared_tile<kRows>(p, shares, cursor, piece, warps, end);
     } else {
-      kept = kept_piece<kRows>(p, shares, cursor, piece, unit, warps, end);
+      kept = shared_tile<kRows>(p, shares, cursor, piece, warps, end);
+      begins = piece.begins;
       auto* const outs = reinterpret_cast<float*>(shared + warp * own_bytes);
-      work.write_state(last.reference[warp], last.sum[warp], outs, kStateStride<kD>, kept.tail.rows);
+      work.write_state(outs + kRows * kStateStride<kD>, outs + kRows * (kStateStride<kD> + 1), outs, kStateStride<kD>,
+                       kept.rows);
     }
     cursor.step();
   }
   if (lane == 0) {
-    last.piece[warp] = kept;
-    p.tails[unit] = kept.tail;
+    tiles.tile[warp] = kept;
+    tiles.begins[warp] = begins;
+    tiles.ends_early[warp] = ends_early;
   }
   __syncthreads();
-  join_block<kD, kRows>(p, last, reinterpret_cast<const float*>(shared), own_bytes / 4, warps);
+  join_block<kD, kRows>(p, tiles, reinterpret_cast<float*>(shared), own_bytes / 4, warps);
 }
 
 }  // namespace kvq::cuda

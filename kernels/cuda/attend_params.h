@@ -3,7 +3,7 @@
 // Invariant: plain data, passed by value; all that depends on lengths is read on the device. A *unit* is one warp with
 // an equal, contiguous share of the work; a *tile* is kRows rows of one (sequence, KV head), row r being query token r
 // / group and query head kv_head * group + r % group. Warps of a block that share a tile join their states in the
-// block, blocks that share one leave partial states that `combine` joins.
+// block, of blocks that share one the last joins what all have left.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,13 @@ namespace kvq::cuda {
 
 inline constexpr std::uint32_t kMaxWarps = 8;        // of a block; one block per multiprocessor
 inline constexpr std::uint32_t kMaxStages = 4;       // of a warp's ring
-inline constexpr std::uint32_t kStaticBytes = 3072;  // of a block's shared memory, beside rings and queries
+inline constexpr std::uint32_t kMaxBlocks = 255;
 inline constexpr std::uint32_t kNarrowTiles = 1;
 // Tiles of 8 rows that share each decoded fragment when there are many rows; what the registers hold.
 KVQ_HD constexpr std::uint32_t wide_tiles(std::uint32_t d) { return d <= 80 ? 4 : 2; }
+// Whether registers hold the queries for quantized pages (query_tile.cuh).
+KVQ_HD constexpr bool holds_codes(std::uint32_t tiles, std::uint32_t d) { return tiles == kNarrowTiles && d <= 128; }
+inline constexpr std::uint32_t kStaticBytes = 512;  // of a block's shared memory, beside rings and queries
 
 // Where a format's block of this layer lies in a page; `format` is none where the model has no such layout.
 struct LayerFormat {
@@ -36,14 +39,6 @@ struct PageTable {
   LayerFormat formats[kFormatCount];
 };
 
-// The tile that begins in a unit and goes on behind the unit's block: where its partial states are. The blocks from the
-// unit's own on have one each for it, place 1 of the unit itself and then of each block's first unit; unit `end_unit`
-// has another in place 0.
-struct UnitTail {
-  std::uint32_t blocks;    // 0: no such tile
-  std::uint32_t end_unit;  // kNoUnit: none
-  std::uint32_t sequence, head, first_row, rows;
-};
 inline constexpr std::uint32_t kNoUnit = 0xffffffffu;
 
 struct AttendParams {
@@ -68,9 +63,11 @@ struct AttendParams {
   std::int32_t window;  // -1: none
   bool causal;
 
-  UnitTail* tails;  // [units]
-  float* partials;  // [units][2][kRows][d + 2]
-  std::uint32_t stages, slot_bytes, planes;
+  unsigned long long* arrivals;  // [blocks]
+  float* partials;               // [blocks][2][kRows][d + 2]
+  float* early;                  // [units][kRows][d + 2]: tiles that end in a unit that goes on, and began before it
+  std::uint32_t stages, slot_bytes, query_bytes;  // of each warp
+  bool has_rest;                                  // queries have a plane of what dense pages' type does not hold
 };
 
 }  // namespace kvq::cuda

@@ -29,7 +29,7 @@ struct DenseLanes {  // where this lane points ldmatrix at, for the keys and for
 };
 
 template <std::uint32_t kD, Dtype kType, std::uint32_t kTiles>
-__device__ __forceinline__ void dense_scores(const QueryTile<kD, kType>& q, std::uint32_t piece,
+__device__ __forceinline__ void dense_scores(const QueryTile<kD, kType, kTiles>& q, std::uint32_t piece,
                                              const float (&factor)[kTiles][2], std::uint32_t lane,
                                              float (&y)[kTiles][1][4]) {
   float sums[kTiles][2][4] = {};
@@ -39,11 +39,11 @@ __device__ __forceinline__ void dense_scores(const QueryTile<kD, kType>& q, std:
     const Fragment keys = load_matrices<false>(piece + rows.at(step));
 #pragma unroll
     for (std::uint32_t n = 0; n < kTiles; ++n) {
-      const uint4 query = q.pair(q.dense_at, n, step / 2, lane);
+      const uint4 query = q.dense(n, step / 2, lane);
       mma<kType>(sums[n][step % 2], keys, step % 2 == 0 ? query.x : query.z, step % 2 == 0 ? query.y : query.w);
-      if (q.has_low) {
-        const uint4 low = q.pair(q.dense_at + q.plane_bytes, n, step / 2, lane);
-        mma<kType>(sums[n][step % 2], keys, step % 2 == 0 ? low.x : low.z, step % 2 == 0 ? low.y : low.w);
+      if (q.has_rest) {
+        const uint4 rest = q.rest(n, step / 2, lane);
+        mma<kType>(sums[n][step % 2], keys, step % 2 == 0 ? rest.x : rest.z, step % 2 == 0 ? rest.y : rest.w);
       }
     }
   }

@@ -5,27 +5,28 @@
 #pragma once
 
 #include "kernels/cuda/attend_params.h"
+#include "kernels/cuda/memory.cuh"
 
 namespace kvq::cuda {
 
 // What a reader finds: a format's number, or one of these.
-enum class Kind : std::uint32_t { dense = 1, int4 = 2, int4_k4 = 3, int4_k8 = 4, k8v4 = 5, null = 6, fault = 7 };
+// `values` is the second piece of a page that comes in two.
+enum class Kind : std::uint32_t {
+  dense = 1,
+  int4 = 2,
+  int4_k4 = 3,
+  int4_k8 = 4,
+  k8v4 = 5,
+  null = 6,
+  fault = 7,
+  values = 8
+};
 static_assert(static_cast<std::uint32_t>(Kind::k8v4) == static_cast<std::uint32_t>(Format::k8v4));
 inline constexpr std::uint64_t kKindMask = 15;  // in the low bits of a block's address, which is a multiple of 128
 
-__device__ __forceinline__ std::uint64_t load_entry_word(const std::uint64_t* entry) {
-  std::uint64_t word;
-  asm volatile("ld.relaxed.gpu.global.u64 %0,[%1];" : "=l"(word) : "l"(entry) : "memory");
-  return word;
-}
-
 // Plain loads and stores, since not every machine has atomics on host memory: of faults at the same time any one stays.
 __device__ inline void report_fault(const PageTable& pages, Errc code, std::uint32_t index, std::uint32_t page) {
-  std::uint64_t before;
-  asm volatile("ld.relaxed.sys.global.u64 %0,[%1];" : "=l"(before) : "l"(pages.fault) : "memory");
-  if (before != 0) return;
-  const std::uint64_t word = pack_fault(code, pages.layer, index, page);
-  asm volatile("st.relaxed.sys.global.u64 [%0],%1;" ::"l"(pages.fault), "l"(word) : "memory");
+  if (load_host_word(pages.fault) == 0) store_host_word(pages.fault, pack_fault(code, pages.layer, index, page));
 }
 
 struct PageWord {
@@ -38,7 +39,7 @@ struct PageWord {
 __device__ __forceinline__ PageWord find_page(const PageTable& pages, std::int64_t number) {
   constexpr std::uint64_t kNull = std::uint64_t{static_cast<std::uint8_t>(EntryState::null)} << 40;
   if (pages.aliases != nullptr && number >= 0) {
-    number = number < pages.alias_count ? __ldg(pages.aliases + number) : 0;
+    number = number < pages.alias_count ? __ldcg(pages.aliases + number) : 0;
   }
   if (number == 0) return {kNull, 0, Errc::ok};
   const auto page = static_cast<std::uint32_t>(number);
@@ -56,9 +57,9 @@ __device__ __forceinline__ PageWord find_page(const PageTable& pages, std::int64
   }
 }
 
-// The address of `head`'s block, its Kind in the low bits. A fault is reported and has no address.
+// The address of `head`'s block, its Kind in the low bits. A fault has no address, and is reported if `reports`.
 __device__ __forceinline__ std::uint64_t find_block(const PageTable& pages, std::int64_t number, std::uint32_t head,
-                                                    std::uint32_t sequence) {
+                                                    std::uint32_t sequence, bool reports) {
   PageWord found = find_page(pages, number);
   const Entry entry = unpack_entry(found.word);
   if (found.code == Errc::ok && entry.state == EntryState::null) return static_cast<std::uint64_t>(Kind::null);
@@ -67,7 +68,7 @@ __device__ __forceinline__ std::uint64_t find_block(const PageTable& pages, std:
     found.code = Errc::wrong_layout;
   }
   if (found.code != Errc::ok) {
-    report_fault(pages, found.code, sequence, found.page);
+    if (reports) report_fault(pages, found.code, sequence, found.page);
     return static_cast<std::uint64_t>(Kind::fault);
   }
   const LayerFormat& at = pages.formats[index];

@@ -45,16 +45,16 @@ __device__ __forceinline__ Parameters load_parameters(std::uint32_t scales, std:
 
 // One pair of k tiles (or a last one) of the scores of 64 tokens.
 template <std::uint32_t kD, Dtype kType, std::uint32_t kTiles, bool kWide, bool kAlone>
-__device__ __forceinline__ void score_pair(const QueryTile<kD, kType>& q, std::uint32_t block, std::uint32_t pair,
-                                           std::uint32_t lane, float (&y)[kTiles][4][4], float (&mids)[kTiles][2][4],
-                                           float (&middle)[kTiles][4]) {
+__device__ __forceinline__ void score_pair(const QueryTile<kD, kType, kTiles>& q, std::uint32_t block,
+                                           std::uint32_t pair, std::uint32_t lane, float (&y)[kTiles][4][4],
+                                           float (&mids)[kTiles][2][4], float (&middle)[kTiles][4]) {
   constexpr BlockOffsets at = block_offsets(kWide ? Format::k8v4 : Format::int4, kD);
   const Parameters with =
       load_parameters<kAlone>(block + at.k_scale + pair * 64, block + at.k_mid + pair * 64, lane % 4);
   uint4 queries[kTiles];
 #pragma unroll
   for (std::uint32_t n = 0; n < kTiles; ++n) {
-    queries[n] = q.pair(0, n, pair, lane);
+    queries[n] = q.codes(n, pair, lane);
     mma<Dtype::fp16>(mids[n][0], with.mid, queries[n].x, queries[n].y);
     if (!kAlone) mma<Dtype::fp16>(mids[n][1], with.mid, queries[n].z, queries[n].w);
   }
@@ -89,49 +89,86 @@ __device__ __forceinline__ void score_pair(const QueryTile<kD, kType>& q, std::u
   }
 }
 
-// Scores of 64 tokens in exponents of two; `factor` is the row's, scale included.
+// Scores of 64 tokens in exponents of two: sums[n][m][i] * unit[i / 2][n][i & 1] + rest[n][i & 1], units positive or
+// NaN.
+template <std::uint32_t kTiles>
+struct PageScores {
+  float sums[kTiles][4][4];
+  float unit[2][kTiles][2];  // of rows g and of rows g + 8
+  float rest[kTiles][2];
+
+  // From now on the sums are the scores.
+  __device__ __forceinline__ void settle() {
+#pragma unroll
+    for (std::uint32_t n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (std::uint32_t r = 0; r < 2; ++r) {
+#pragma unroll
+        for (std::uint32_t m = 0; m < 4; ++m) {
+          sums[n][m][r] = fmaf(sums[n][m][r], unit[0][n][r], rest[n][r]);
+          sums[n][m][2 + r] = fmaf(sums[n][m][2 + r], unit[1][n][r], rest[n][r]);
+        }
+        unit[0][n][r] = unit[1][n][r] = 1;
+        rest[n][r] = 0;
+      }
+    }
+  }
+
+  // Scores that are all zero, or NaN.
+  __device__ __forceinline__ void set(const float (&factor)[kTiles][2], float score) {
+#pragma unroll
+    for (std::uint32_t n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (std::uint32_t m = 0; m < 4; ++m) sums[n][m][0] = sums[n][m][1] = sums[n][m][2] = sums[n][m][3] = 0;
+#pragma unroll
+      for (std::uint32_t r = 0; r < 2; ++r) {
+        unit[0][n][r] = unit[1][n][r] = 1;
+        rest[n][r] = factor[n][r] * score;
+      }
+    }
+  }
+};
+
+// `factor` is the row's, scale included.
 template <std::uint32_t kD, Dtype kType, std::uint32_t kTiles, bool kWide>
-__device__ __forceinline__ void quantized_scores(const QueryTile<kD, kType>& q, std::uint32_t block,
+__device__ __forceinline__ void quantized_scores(const QueryTile<kD, kType, kTiles>& q, std::uint32_t block,
                                                  const float (&factor)[kTiles][2], std::uint32_t lane,
-                                                 float (&y)[kTiles][4][4]) {
+                                                 PageScores<kTiles>& y) {
   float mids[kTiles][2][4] = {}, middle[kTiles][4] = {};
 #pragma unroll
-  for (std::uint32_t i = 0; i < kTiles * 16; ++i) y[i / 16][i / 4 % 4][i % 4] = 0;
+  for (std::uint32_t i = 0; i < kTiles * 16; ++i) y.sums[i / 16][i / 4 % 4][i % 4] = 0;
 #pragma unroll
   for (std::uint32_t pair = 0; pair < kD / 32; ++pair) {
-    score_pair<kD, kType, kTiles, kWide, false>(q, block, pair, lane, y, mids, middle);
+    score_pair<kD, kType, kTiles, kWide, false>(q, block, pair, lane, y.sums, mids, middle);
   }
   if constexpr (kD % 32 != 0) {
-    score_pair<kD, kType, kTiles, kWide, true>(q, block, kD / 32, lane, y, mids, middle);
+    score_pair<kD, kType, kTiles, kWide, true>(q, block, kD / 32, lane, y.sums, mids, middle);
   }
 #pragma unroll
   for (std::uint32_t n = 0; n < kTiles; ++n) {
 #pragma unroll
     for (std::uint32_t r = 0; r < 2; ++r) {
-      const float rest = (mids[n][0][r] + mids[n][1][2 + r] - middle[n][r]) * factor[n][r];
-#pragma unroll
-      for (std::uint32_t m = 0; m < 4; ++m) {
-        y[n][m][r] = fmaf(y[n][m][r], factor[n][r] * kCodeUnit, rest);
-        y[n][m][2 + r] = fmaf(y[n][m][2 + r], factor[n][r] * kCodeUnitHigh, rest);
-      }
+      y.rest[n][r] = (mids[n][0][r] + mids[n][1][2 + r] - middle[n][r]) * factor[n][r];
+      y.unit[0][n][r] = factor[n][r] * kCodeUnit;
+      y.unit[1][n][r] = factor[n][r] * kCodeUnitHigh;
     }
   }
 }
 
-// What the channels that int4_kN keeps add to the scores.
+// What the channels that int4_kN keeps add to settled scores; `list` is where their numbers are, the keys behind them.
 template <std::uint32_t kD, Dtype kType, std::uint32_t kTiles>
-__device__ __forceinline__ void kept_scores(const QueryTile<kD, kType>& q, std::uint32_t block, std::uint32_t count,
-                                            const float (&factor)[kTiles][2], std::uint32_t lane,
+__device__ __forceinline__ void kept_scores(const QueryTile<kD, kType, kTiles>& q, std::uint32_t list,
+                                            std::uint32_t count, const float (&factor)[kTiles][2], std::uint32_t lane,
                                             float (&y)[kTiles][4][4]) {
-  constexpr std::uint32_t kList = block_offsets(Format::int4_k4, kD).channels, kKept = kList + kChannelListBytes;
+  const std::uint32_t kept = list + kChannelListBytes;
 #pragma unroll 1
   for (std::uint32_t i = 0; i < count; ++i) {
-    const std::uint32_t channel = load_shared_half(block + kList + 2 * i);
+    const std::uint32_t channel = load_shared_half(list + 2 * i);
     if (channel >= kD) continue;  // unused
     float key[8];
 #pragma unroll
     for (std::uint32_t x = 0; x < 8; ++x) {
-      key[x] = element_value<kType>(load_shared_half(block + kKept + 2 * (i * kPageTokens + 8 * x + lane / 4)));
+      key[x] = element_value<kType>(load_shared_half(kept + 2 * (i * kPageTokens + 8 * x + lane / 4)));
     }
 #pragma unroll
     for (std::uint32_t n = 0; n < kTiles; ++n) {
@@ -148,26 +185,40 @@ __device__ __forceinline__ void kept_scores(const QueryTile<kD, kType>& q, std::
 // Scores -> weights of a whole page as B fragments, relative to the page's own maximum; `share` brings them to the
 // state's reference. So fp16 weights lose nothing that counts, however far the page is below the maximum.
 template <std::uint32_t kD, std::uint32_t kTiles>
-__device__ __forceinline__ void page_weights(RowState<kD, kTiles>& state, const float (&y)[kTiles][4][4],
+__device__ __forceinline__ void page_weights(RowState<kD, kTiles>& state, const PageScores<kTiles>& y,
                                              std::uint32_t (&weight)[kTiles][4][2], float (&share)[kTiles][2]) {
   float top[kTiles][2];
-  lane_top<kTiles, 4>(y, top);
+#pragma unroll
+  for (std::uint32_t n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (std::uint32_t r = 0; r < 2; ++r) {
+      float most[2];
+#pragma unroll
+      for (std::uint32_t h = 0; h < 2; ++h) {
+        most[h] = fmaxf(fmaxf(y.sums[n][0][2 * h + r], y.sums[n][1][2 * h + r]),
+                        fmaxf(y.sums[n][2][2 * h + r], y.sums[n][3][2 * h + r]));
+        most[h] = fmaf(most[h], y.unit[h][n][r], y.rest[n][r]);
+      }
+      top[n][r] = fmaxf(kNothing, fmaxf(most[0], most[1]));
+    }
+  }
   reduce_top<kTiles>(top);
   if (state.must_raise(top)) state.raise(top);
 #pragma unroll
   for (std::uint32_t n = 0; n < kTiles; ++n) {
-    float base[2];
+    float rest[2];
 #pragma unroll
     for (std::uint32_t r = 0; r < 2; ++r) {
-      base[r] = (top[n][r] == kNothing ? 0 : top[n][r]) - kWeightBits;
+      rest[r] = y.rest[n][r] - ((top[n][r] == kNothing ? 0 : top[n][r]) - kWeightBits);
       share[n][r] = exp2_fast(top[n][r] - kWeightBits - state.base(n, r));
     }
 #pragma unroll
     for (std::uint32_t m = 0; m < 4; ++m) {
 #pragma unroll
       for (std::uint32_t h = 0; h < 2; ++h) {
-        weight[n][m][h] = transpose(
-            pack_pair<Dtype::fp16>(exp2_fast(y[n][m][2 * h] - base[0]), exp2_fast(y[n][m][2 * h + 1] - base[1])));
+        weight[n][m][h] =
+            transpose(pack_pair<Dtype::fp16>(exp2_fast(fmaf(y.sums[n][m][2 * h], y.unit[h][n][0], rest[0])),
+                                             exp2_fast(fmaf(y.sums[n][m][2 * h + 1], y.unit[h][n][1], rest[1]))));
       }
     }
     float sums[4] = {};

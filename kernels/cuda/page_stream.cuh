@@ -2,9 +2,9 @@
 // use.
 //
 // Invariant: the stream gives out pieces in the order of the unit's cursor; the consumer walks a cursor of its own and
-// always agrees with it. A dense page comes in four pieces of 16 tokens (their keys, then their values), k8v4 in two
-// (all of its keys, then its values), every other in one. What has no bytes (the null page, a fault) still takes a
-// stage.
+// always agrees with it. A dense page comes in four pieces of 16 tokens (their keys, then their values), one with more
+// than plain 4-bit keys in two (all of its keys, then its values), an int4 page whole. What has no bytes (the null
+// page, a fault) still takes a stage.
 #pragma once
 
 #include "kernels/cuda/page_lookup.cuh"
@@ -20,36 +20,78 @@ class PageStream {
  public:
   __device__ PageStream(const AttendParams& p, std::uint32_t lane) : p_(p), lane_(lane) {}
 
-  __device__ void begin(const Ring& ring, const Cursor<kRows>& cursor) {
-    ring_ = ring;
+  // Finds the first pages of the unit. `reports`: says of those that it cannot find.
+  __device__ void look(const Cursor<kRows>& cursor, bool reports) {
     cursor_ = cursor;
-    for (std::uint32_t s = 0; s < ring_.stages; ++s) issue(s);
+    reports_ = reports;
+    step_ = Step::none;
+    page_ = page_end_ = count_ = used_ = 0;
+    while (step_ != Step::blocks && !is_over()) look_further();
+  }
+
+  // Fills the ring; `early` only with pages that cannot change any more, as far as they come first.
+  __device__ void begin(const Ring& ring, bool early) {
+    if (begun_ == 0) ring_ = ring;
+#pragma unroll 1
+    for (; begun_ < ring_.stages; ++begun_) {
+      if (early && !(take_window() && next_is_whole())) return;
+      const std::uint32_t stage = ring_.stage + begun_;
+      fill(stage < ring_.stages ? stage : stage - ring_.stages, !early);
+    }
+  }
+
+  // Whether what look() has found is still so, now that nothing changes it.
+  __device__ bool confirm() {
+    bool same = true;
+    if (lane_ < ahead_count_) {
+      const std::int32_t number =
+          beyond_ ? number_ : __ldcg(p_.tables + ahead_sequence_ * p_.table_stride + ahead_page_ + lane_);
+      same = number == number_ && (ahead_ & kKindMask) != static_cast<std::uint64_t>(Kind::fault);
+      if (p_.pages.aliases != nullptr) {
+        same = same && find_block(p_.pages, number, ahead_head_, ahead_sequence_, false) == ahead_;
+      }
+    }
+    reports_ = true;
+    return __all_sync(kAllLanes, same);
+  }
+
+  // Takes back what begin() has done; the ring goes on from where it is.
+  __device__ void drop(Ring& ring) {
+#pragma unroll 1
+    for (; begun_ > 0; --begun_) {
+      ring_.wait();
+      ring_.advance();
+      ring = ring_;
+    }
+    __syncwarp();
   }
 
   // The next piece: what it is (the same for all lanes), and where its bytes are once wait() returns.
-  __device__ Kind kind() const { return static_cast<Kind>((kinds_ >> (4 * ring_.stage)) & kKindMask); }
-  __device__ std::uint32_t wait() const { return ring_.wait(); }
-  // The warp has read the piece; its stage takes another, and the lookups that are due go on by a step.
-  __device__ void release() {
+  __device__ __forceinline__ Kind kind() const { return static_cast<Kind>((kinds_ >> (4 * ring_.stage)) & kKindMask); }
+  __device__ __forceinline__ std::uint32_t wait() const { return ring_.wait(); }
+  // The warp has read the piece; its stage takes another.
+  __device__ __forceinline__ void release() {
     __syncwarp();
-    issue(ring_.stage);
+    fill(ring_.stage, true);
     ring_.advance();
-    if (step_ == Step::none) {
-      begin_lookup();
-    } else if (step_ == Step::numbers) {
-      end_lookup();
-    }
   }
 
  private:
   enum class Step : std::uint32_t { none, numbers, blocks };
 
-  // Reads the numbers of the next pages of one tile, at most one for each lane. What is read is not looked at before
-  // end_lookup().
-  __device__ void begin_lookup() {
+  // Whether nothing is left to look for.
+  __device__ bool is_over() const { return step_ == Step::none && page_ == page_end_ && cursor_.left == 0; }
+
+  // A step of the lookups: the numbers of the next pages of one tile, at most one for each lane; or, where these have
+  // been asked for, their blocks. What is read is not looked at before the next step.
+  __device__ void look_further() {
+    if (step_ == Step::numbers) return end_lookup();
     while (page_ == page_end_) {
       Piece piece;
-      if (!cursor_.next(p_, piece)) return;
+      if (!cursor_.next(p_, piece)) {
+        cursor_.left = 0;
+        return;
+      }
       cursor_.step();
       page_ = piece.page_begin;
       page_end_ = piece.page_end;
@@ -59,65 +101,85 @@ class PageStream {
     ahead_count_ = min(32u, page_end_ - page_);
     ahead_sequence_ = sequence_;
     ahead_head_ = head_;
+    ahead_page_ = page_;
     const std::uint32_t page = page_ + lane_;
     page_ += ahead_count_;
     const bool inside = page < p_.table_stride;
     beyond_ = !inside;
-    if (lane_ < ahead_count_ && inside) number_ = __ldg(p_.tables + sequence_ * p_.table_stride + page);
+    if (lane_ < ahead_count_ && inside) number_ = __ldcg(p_.tables + sequence_ * p_.table_stride + page);
     step_ = Step::numbers;
   }
 
   __device__ void end_lookup() {
     step_ = Step::blocks;
     if (lane_ >= ahead_count_) return;
-    if (beyond_) {
-      report_fault(p_.pages, Errc::invalid_argument, ahead_sequence_,
-                   0);  // the length needs more pages than the table has
+    if (beyond_) {  // the length needs more pages than the table has
+      if (reports_) report_fault(p_.pages, Errc::invalid_argument, ahead_sequence_, 0);
       ahead_ = static_cast<std::uint64_t>(Kind::fault);
     } else {
-      ahead_ = find_block(p_.pages, number_, ahead_head_, ahead_sequence_);
+      ahead_ = find_block(p_.pages, number_, ahead_head_, ahead_sequence_, reports_);
     }
   }
 
   __device__ static Copy copy_of(Kind kind, std::uint64_t block, std::uint32_t part) {
     constexpr std::uint32_t kPieceBytes = kPieceTokens * kD * 2;
+    constexpr BlockOffsets at = block_offsets(Format::int4, kD), wide = block_offsets(Format::k8v4, kD);
     switch (kind) {
       case Kind::dense:
         return {block + part * kPieceBytes, kPieceBytes, block + kPageTokens * kD * 2 + part * kPieceBytes,
                 kPieceBytes};
       case Kind::int4:
-        return {block, static_cast<std::uint32_t>(block_bytes(Format::int4, kD)), 0, 0};
+        return {block, at.end, 0, 0};
       case Kind::int4_k4:
-        return {block, static_cast<std::uint32_t>(block_bytes(Format::int4_k4, kD)), 0, 0};
-      case Kind::int4_k8:
-        return {block, static_cast<std::uint32_t>(block_bytes(Format::int4_k8, kD)), 0, 0};
-      case Kind::k8v4: {
-        constexpr BlockOffsets at = block_offsets(Format::k8v4, kD);
-        return part == 0 ? Copy{block, at.v, 0, 0} : Copy{block + at.v, at.end - at.v, 0, 0};
+      case Kind::int4_k8: {
+        const auto kept =
+            static_cast<std::uint32_t>(
+                (kind == Kind::int4_k4 ? block_offsets(Format::int4_k4, kD) : block_offsets(Format::int4_k8, kD)).end) -
+            at.end;
+        return part == 0 ? Copy{block, at.v, block + at.end, kept} : Copy{block + at.v, at.end - at.v, 0, 0};
       }
+      case Kind::k8v4:
+        return part == 0 ? Copy{block, wide.v, 0, 0} : Copy{block + wide.v, wide.end - wide.v, 0, 0};
       default:
         return {0, 0, 0, 0};
     }
   }
 
-  __device__ void issue(std::uint32_t stage) {
-    if (used_ == count_) {
-      if (step_ == Step::none) begin_lookup();
-      if (step_ == Step::numbers) end_lookup();
-      if (step_ == Step::none) return;
-      window_ = ahead_;
-      count_ = ahead_count_;
-      used_ = 0;
-      step_ = Step::none;
+  __device__ __forceinline__ bool take_window() {
+    if (used_ != count_) return true;
+    if (step_ != Step::blocks) return false;
+    window_ = ahead_;
+    count_ = ahead_count_;
+    used_ = 0;
+    step_ = Step::none;
+    whole_ = __ballot_sync(kAllLanes, (window_ & kKindMask) == static_cast<std::uint64_t>(Kind::int4));
+    return true;
+  }
+
+  __device__ __forceinline__ bool next_is_whole() const { return (whole_ >> used_) & 1; }
+
+  // Asks for the next piece, if there is one. The lookups go on by a step with each, and as far as they must at the end
+  // of a window.
+  __device__ __forceinline__ void fill(std::uint32_t stage, bool looks) {
+    while (looks && step_ != Step::blocks && !is_over()) {
+      look_further();
+      if (used_ != count_) break;
     }
-    const Kind kind = static_cast<Kind>(__shfl_sync(kAllLanes, static_cast<std::uint32_t>(window_ & kKindMask), used_));
-    ring_.template start<kOnce>(stage, copy_of(kind, window_ & ~kKindMask, part_), used_, lane_);
+    if (!take_window()) return;
+    Kind kind = Kind::int4;
+    bool last = true;
+    if (next_is_whole()) {
+      ring_.template start<kOnce>(stage, copy_of(Kind::int4, window_ & ~kKindMask, 0), used_, lane_);
+    } else {
+      kind = static_cast<Kind>(__shfl_sync(kAllLanes, static_cast<std::uint32_t>(window_ & kKindMask), used_));
+      ring_.template start<kOnce>(stage, copy_of(kind, window_ & ~kKindMask, part_), used_, lane_);
+      const std::uint32_t parts = kind == Kind::dense ? kDensePieces : kind < Kind::null ? 2u : 1u;
+      last = part_ + 1 == parts;
+      if (part_ != 0 && kind != Kind::dense) kind = Kind::values;
+      part_ = last ? 0 : part_ + 1;
+    }
     kinds_ = (kinds_ & ~(15u << (4 * stage))) | (static_cast<std::uint32_t>(kind) << (4 * stage));
-    const std::uint32_t parts = kind == Kind::dense ? kDensePieces : kind == Kind::k8v4 ? 2u : 1u;
-    if (++part_ == parts) {
-      part_ = 0;
-      ++used_;
-    }
+    used_ += last;
   }
 
   const AttendParams& p_;
@@ -126,10 +188,13 @@ class PageStream {
   Cursor<kRows> cursor_;
   std::uint64_t window_ = 0, ahead_ = 0;  // one page for each lane: address and Kind
   std::int32_t number_ = 0;
-  bool beyond_ = false;
-  Step step_ = Step::none;  // of what comes after the window
+  bool beyond_ = false, reports_ = false;
+  Step step_ = Step::none;   // of what comes after the window
+  std::uint32_t whole_ = 0;  // pages of the window that are int4
   std::uint32_t count_ = 0, ahead_count_ = 0, used_ = 0, part_ = 0, kinds_ = 0;
-  std::uint32_t page_ = 0, page_end_ = 0, sequence_ = 0, head_ = 0, ahead_sequence_ = 0, ahead_head_ = 0;
+  std::uint32_t page_ = 0, page_end_ = 0, sequence_ = 0, head_ = 0;
+  std::uint32_t ahead_page_ = 0, ahead_sequence_ = 0, ahead_head_ = 0;
+  std::uint32_t begun_ = 0;  // stages that begin() has filled
 };
 
 }  // namespace kvq::cuda

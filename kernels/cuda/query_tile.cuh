@@ -1,11 +1,12 @@
-// The queries of a tile in shared memory, as B fragments of up to three 16-bit planes.
+// The queries of a tile as B fragments of up to three 16-bit planes, in shared memory and registers.
 //
 // Invariant: a row is divided by a power of two that brings its largest element into [2, 4), so that q * scale of any
-// page stays within fp16 (a 4-bit scale is at most 8,734), and its `factor` multiplies it back in fp32. A row that is
-// not finite has a NaN factor.
-//   plane 0: fp16.   Then, in the type of dense pages: what multiplies their rows, and if that is not exact, the
-//   remainder. For fp16 pages plane 0 serves as the former. Word (k tile, b, lane) of row tile n: [n][k tile /
-//   2][lane][k tile & 1][b].
+// page stays within fp16 (a 4-bit scale is at most 8,734), and its `factor` multiplies it back in fp32; the division
+// takes the sign of the call's scale, so factors are positive. A row that is not finite has a NaN factor.
+//   codes: fp16, for quantized pages.   dense: in the type of dense pages, what multiplies their rows; rest: what is
+//   missing from it, if anything. For fp16 pages codes and dense are one plane.
+// Word (k tile, b, lane) of row tile n: [n][k tile / 2][lane][k tile & 1][b]: a lane reads what it has written. So one
+// row tile of a small head keeps `codes` in registers.
 #pragma once
 
 #include "kernels/cuda/attend_params.h"
@@ -13,31 +14,40 @@
 
 namespace kvq::cuda {
 
-template <std::uint32_t kD, Dtype kType>
+template <std::uint32_t kD, Dtype kType, std::uint32_t kTiles>
 struct QueryTile {
   static constexpr std::uint32_t kSteps = kD / 16, kPairs = (kSteps + 1) / 2, kTileBytes = kPairs * 512;
+  static constexpr bool kHeld = holds_codes(kTiles, kD);
 
-  std::uint32_t base;         // shared address of this warp's planes
-  std::uint32_t plane_bytes;  // of all row tiles
-  std::uint32_t dense_at;     // from `base` to the plane for dense pages
-  bool has_low;               // whether a remainder follows it
+  std::uint32_t base;  // shared address of this warp's planes: codes unless only held, dense, rest
+  bool has_rest;
+  uint4 held[kHeld ? kPairs : 1];
 
-  __device__ QueryTile(std::uint32_t base, std::uint32_t tiles, std::uint32_t planes)
-      : base(base),
-        plane_bytes(tiles * kTileBytes),
-        dense_at(kType == Dtype::fp16 ? 0 : tiles * kTileBytes),
-        has_low(planes == (kType == Dtype::fp16 ? 2u : 3u)) {}
+  static constexpr std::uint32_t kPlaneBytes = kTiles * kTileBytes;
+  static constexpr std::uint32_t kDenseAt = kType == Dtype::fp16 || kHeld ? 0 : kPlaneBytes;
 
-  // Fragments of k tiles 2 pair and 2 pair + 1: x, y and z, w. `plane` is 0, dense_at, or dense_at + plane_bytes.
-  __device__ uint4 pair(std::uint32_t plane, std::uint32_t tile, std::uint32_t pair, std::uint32_t lane) const {
-    return load_shared4(base + plane + tile * kTileBytes + pair * 512 + lane * 16);
+  __device__ QueryTile(std::uint32_t base, bool has_rest) : base(base), has_rest(has_rest) {}
+
+  // Fragments of k tiles 2 pair and 2 pair + 1: x, y and z, w.
+  __device__ __forceinline__ uint4 codes(std::uint32_t tile, std::uint32_t pair, std::uint32_t lane) const {
+    if constexpr (kHeld) return held[pair];
+    return load_shared4(base + tile * kTileBytes + pair * 512 + lane * 16);
+  }
+  __device__ __forceinline__ uint4 dense(std::uint32_t tile, std::uint32_t pair, std::uint32_t lane) const {
+    if constexpr (kHeld && kType == Dtype::fp16) return held[pair];
+    return load_shared4(base + kDenseAt + tile * kTileBytes + pair * 512 + lane * 16);
+  }
+  __device__ __forceinline__ uint4 rest(std::uint32_t tile, std::uint32_t pair, std::uint32_t lane) const {
+    return load_shared4(base + kDenseAt + kPlaneBytes + tile * kTileBytes + pair * 512 + lane * 16);
   }
 
-  // One element of plane 0, for the channels that int4_kN keeps.
+  // One element, for the channels that int4_kN keeps.
   __device__ float element(std::uint32_t row, std::uint32_t channel) const {
     const std::uint32_t step = channel / 16, b = channel % 16 / 8, lane = 4 * (row % 8) + channel % 8 / 2;
-    const std::uint32_t word = base + row / 8 * kTileBytes + step / 2 * 512 + lane * 16 + (step % 2) * 8 + b * 4;
-    return half_bits_to_float(load_shared_half(word + channel % 2 * 2));
+    const std::uint32_t word =
+        base + kDenseAt + row / 8 * kTileBytes + step / 2 * 512 + lane * 16 + (step % 2) * 8 + b * 4 + channel % 2 * 2;
+    const float whole = element_value<kType>(load_shared_half(word));
+    return has_rest ? whole + element_value<kType>(load_shared_half(word + kPlaneBytes)) : whole;
   }
 };
 
@@ -81,10 +91,11 @@ __device__ inline std::uint32_t pack_rest(float low, float high, std::uint32_t r
 }
 
 // Writes one row tile's fragments and returns the factor of row g (in all lanes of the row).
-template <std::uint32_t kD, Dtype kType>
-__device__ inline float fill_rows(const AttendParams& p, const QueryTile<kD, kType>& q, std::uint32_t tile, bool valid,
-                                  std::int64_t row, std::uint32_t lane) {
-  constexpr std::uint32_t kSteps = kD / 16, kPairs = QueryTile<kD, kType>::kPairs;
+template <std::uint32_t kD, Dtype kType, std::uint32_t kTiles>
+__device__ inline float fill_rows(const AttendParams& p, QueryTile<kD, kType, kTiles>& q, std::uint32_t tile,
+                                  bool valid, std::int64_t row, std::uint32_t lane) {
+  using Tile = QueryTile<kD, kType, kTiles>;
+  constexpr std::uint32_t kSteps = Tile::kSteps;
   float x[kSteps][4] = {};
   if (valid) read_row<kSteps>(p, row, lane % 4, x);
   float largest = 0, wrong = 0;
@@ -102,12 +113,12 @@ __device__ inline float fill_rows(const AttendParams& p, const QueryTile<kD, kTy
   }
   const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 128;
   const int by = largest == 0 ? 0 : max(-100, min(100, exponent));
-  const float down = __uint_as_float(static_cast<std::uint32_t>(127 - by) << 23);
+  const float down = copysignf(__uint_as_float(static_cast<std::uint32_t>(127 - by) << 23), p.scale_log2);
 #pragma unroll
-  for (std::uint32_t pair = 0; pair < kPairs; ++pair) {
+  for (std::uint32_t pair = 0; pair < Tile::kPairs; ++pair) {
     std::uint32_t plane[4];
     float low[4], high[4];
-    const std::uint32_t at = q.base + tile * QueryTile<kD, kType>::kTileBytes + pair * 512 + lane * 16;
+    const std::uint32_t at = q.base + tile * Tile::kTileBytes + pair * 512 + lane * 16;
 #pragma unroll
     for (std::uint32_t i = 0; i < 4; ++i) {
       const std::uint32_t k = 2 * pair + i / 2;
@@ -115,16 +126,17 @@ __device__ inline float fill_rows(const AttendParams& p, const QueryTile<kD, kTy
       high[i] = k < kSteps ? x[k % kSteps][i % 2 * 2 + 1] * down : 0;
       plane[i] = pack_pair<Dtype::fp16>(low[i], high[i]);
     }
-    store_shared4(at, {plane[0], plane[1], plane[2], plane[3]});
+    if constexpr (Tile::kHeld) q.held[pair] = {plane[0], plane[1], plane[2], plane[3]};
+    if (kType == Dtype::fp16 || !Tile::kHeld) store_shared4(at, {plane[0], plane[1], plane[2], plane[3]});
     if (kType == Dtype::bf16) {
 #pragma unroll
       for (std::uint32_t i = 0; i < 4; ++i) plane[i] = pack_pair<kType>(low[i], high[i]);
-      store_shared4(at + q.plane_bytes, {plane[0], plane[1], plane[2], plane[3]});
+      store_shared4(at + Tile::kDenseAt, {plane[0], plane[1], plane[2], plane[3]});
     }
-    if (q.has_low) {
+    if (q.has_rest) {
 #pragma unroll
       for (std::uint32_t i = 0; i < 4; ++i) plane[i] = pack_rest<kType>(low[i], high[i], plane[i]);
-      store_shared4(at + q.dense_at + q.plane_bytes, {plane[0], plane[1], plane[2], plane[3]});
+      store_shared4(at + Tile::kDenseAt + Tile::kPlaneBytes, {plane[0], plane[1], plane[2], plane[3]});
     }
   }
   return __uint_as_float(static_cast<std::uint32_t>(127 + by) << 23) + wrong;

@@ -3,7 +3,7 @@
 // Invariant: the work is one line of positions, in the order (sequence, KV head, tile, page); each tile has as many
 // positions as the pages that any tile of its sequence can see, at least one, so that all rows are written. Unit u owns
 // the positions [unit_begin(u), unit_begin(u + 1)). Nothing is stored: grid and workspace do not depend on batch or
-// lengths.
+// lengths. Everything is read past the first-level cache, since a kernel looks twice (attend_kernel.cuh).
 #pragma once
 
 #include "kernels/cuda/attend_params.h"
@@ -41,9 +41,9 @@ struct Sequence {
 template <std::uint32_t kRows>
 __device__ inline Sequence read_sequence(const AttendParams& p, std::uint32_t s) {
   Sequence q;
-  q.length = max(0, __ldg(p.lengths + s));
-  q.first_query = __ldg(p.query_starts + s);
-  q.queries = max(0, __ldg(p.query_starts + s + 1) - q.first_query);
+  q.length = max(0, __ldcg(p.lengths + s));
+  q.first_query = __ldcg(p.query_starts + s);
+  q.queries = max(0, __ldcg(p.query_starts + s + 1) - q.first_query);
   q.tiles =
       static_cast<std::uint32_t>((std::uint64_t{static_cast<std::uint32_t>(q.queries)} * p.group + kRows - 1) / kRows);
   std::int64_t keys = q.length;
@@ -72,6 +72,21 @@ __device__ inline std::uint64_t total_work(const AttendParams& p, std::uint32_t 
 #pragma unroll 4
   for (std::uint32_t s = lane; s < p.batch; s += 32) sum += sequence_work(p, read_sequence<kRows>(p, s));
   return sum_over_warp(sum);
+}
+
+// Stands for all that the schedule reads: another sum means other lengths or queries, the same sum the same (but for
+// one in 2^64).
+__device__ inline std::uint64_t schedule_sum(const AttendParams& p, std::uint32_t lane) {
+  std::uint64_t sum = 0;
+#pragma unroll 4
+  for (std::uint32_t s = lane; s < p.batch; s += 32) {
+    const auto length = static_cast<std::uint32_t>(__ldcg(p.lengths + s));
+    const auto start = static_cast<std::uint32_t>(__ldcg(p.query_starts + s + 1));
+    std::uint64_t x = ((std::uint64_t{length} << 32) | start) + (s + 1) * 0x9e3779b97f4a7c15ull;
+    x = (x ^ (x >> 31)) * 0xbf58476d1ce4e5b9ull;
+    sum += x ^ (x >> 29);
+  }
+  return sum_over_warp(sum) + static_cast<std::uint32_t>(__ldcg(p.query_starts));
 }
 
 // A stretch of one tile: pages [page_begin, page_end) of it are this unit's.

@@ -1,0 +1,119 @@
+// Joins the partial states of a tile that several blocks share, in the block that is the last to leave its own.
+//
+// Invariant: a block's partial states are visible before it counts as arrived. The counter of a tile is that of the
+// block where it begins; it is at rest (kMark) before and after a launch, and anything else that memory may hold before
+// the first launch reads as "nobody has arrived", so a workspace needs no preparation. Which block joins does not
+// change what is added in what order: results are the same from run to run.
+#pragma once
+
+#include "kernels/cuda/finish_row.cuh"
+
+namespace kvq::cuda {
+
+// A tile as the blocks see it that share it: the blocks from `first_block` on have a part of it each.
+struct SharedTile {
+  std::uint32_t rows, first_row, head;
+  std::int32_t first_query;  // of the sequence
+  std::uint32_t first_block, blocks;
+};
+
+// Four channels of a row on their way through several states.
+struct JoinedRow {
+  float reference = kNothing, sum = 0;
+  float4 out{};
+
+  __device__ __forceinline__ void add(float other, float other_sum, const float4& other_out) {
+    const float top = fmaxf(reference, other);
+    const float keep = reference == kNothing ? 0 : exp2_fast(reference - top);
+    const float take = other == kNothing ? 0 : exp2_fast(other - top);
+    reference = top;
+    sum = sum * keep + other_sum * take;
+    out.x = out.x * keep + other_out.x * take;
+    out.y = out.y * keep + other_out.y * take;
+    out.z = out.z * keep + other_out.z * take;
+    out.w = out.w * keep + other_out.w * take;
+  }
+
+  __device__ __forceinline__ void finish(const AttendParams& p, const SharedTile& tile, std::uint32_t row,
+                                         std::uint32_t channel) const {
+    const OutputRow to(p, tile.first_query, tile.head, tile.first_row + row);
+    to.write4(p, channel, out, to.finish(p, reference, sum, channel == 0));
+  }
+};
+
+inline constexpr unsigned long long kMark = 0x6b76712d6a6f6900ull, kCountMask = 0xff;
+static_assert(kMaxBlocks <= kCountMask);
+
+// How many blocks had arrived at `counter` before this one.
+__device__ inline std::uint32_t arrive(unsigned long long* counter) {
+  unsigned long long seen = atomicAdd(counter, 1);
+  while ((seen & ~kCountMask) != kMark) {
+    // Never used before: nobody's count is in it, and what was just added to it is not one either. From here on nothing
+    // is added before the mark is there, or two blocks could keep each other from setting it.
+    seen = *static_cast<volatile unsigned long long*>(counter);
+    if ((seen & ~kCountMask) == kMark) {
+      seen = atomicAdd(counter, 1);
+    } else if (atomicCAS(counter, seen, kMark | 1) == seen) {
+      return 0;
+    }
+  }
+  return static_cast<std::uint32_t>(seen & kCountMask);
+}
+
+// In shared memory.
+struct Arrivals {
+  SharedTile tile[2];  // that the block shares with earlier blocks, with later ones; rows 0: none
+  bool last[2];        // whether it came last
+
+  // All threads: says that the block's parts of these tiles are written.
+  __device__ void announce(const AttendParams& p) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x < 2) {
+      const SharedTile& mine = tile[threadIdx.x];
+      bool is_last = false;
+      if (mine.rows != 0) {
+        is_last = arrive(p.arrivals + mine.first_block) + 1 == mine.blocks;
+        if (is_last) p.arrivals[mine.first_block] = kMark;
+        __threadfence();
+      }
+      last[threadIdx.x] = is_last;
+    }
+    __syncthreads();
+  }
+};
+
+// All threads. `scratch` has room for one state a thread.
+template <std::uint32_t kD, std::uint32_t kRows>
+__device__ inline void join_blocks(const AttendParams& p, const SharedTile& tile, JoinedRow* scratch) {
+  const std::uint32_t items = tile.rows * (kD / 4), splits = max(1u, blockDim.x / items);
+  const std::uint32_t split = splits == 1 ? 0 : threadIdx.x / items;
+  const std::uint32_t first = splits == 1 ? threadIdx.x : threadIdx.x % items;
+  for (std::uint32_t item = first; item < items && split < splits; item += splits == 1 ? blockDim.x : items) {
+    const std::uint32_t row = item / (kD / 4), channel = item % (kD / 4) * 4;
+    JoinedRow joined;
+#pragma unroll 8
+    for (std::uint32_t i = split; i < tile.blocks; i += splits) {
+      const float* const part =
+          p.partials + (2 * (tile.first_block + i) + (i == 0 ? 1u : 0u)) * std::uint64_t{partial_floats(kRows, kD)};
+      joined.add(__ldcg(part + row), __ldcg(part + kRows + row),
+                 __ldcg(reinterpret_cast<const float4*>(part + 2 * kRows + row * kD + channel)));
+    }
+    if (splits == 1) {
+      joined.finish(p, tile, row, channel);
+    } else {
+      scratch[threadIdx.x] = joined;
+    }
+  }
+  if (splits == 1) return;
+  __syncthreads();
+  if (threadIdx.x >= items) return;
+  JoinedRow joined = scratch[threadIdx.x];
+  for (std::uint32_t i = 1; i < splits; ++i) {
+    const JoinedRow& other = scratch[threadIdx.x + i * items];
+    joined.add(other.reference, other.sum, other.out);
+  }
+  joined.finish(p, tile, threadIdx.x / (kD / 4), threadIdx.x % (kD / 4) * 4);
+}
+
+}  // namespace kvq::cuda

@@ -1,0 +1,1 @@
+#include "kernels/cuda/attend_d96.cu"
