@@ -287,7 +287,7 @@ class Tree(unittest.TestCase):
                     cls.texts[relative.as_posix()] = path.read_text(encoding="utf-8")
                 except UnicodeDecodeError:
                     continue
-        cls.cmake = cls.texts["CMakeLists.txt"] + cls.texts["tests/tests.cmake"] + cls.texts["tests/gpu/gpu_tests.cmake"]
+        cls.cmake = cls.texts["CMakeLists.txt"] + cls.texts["tests/tests.cmake"] + cls.texts["tests/gpu/gpu_tests.cmake"] + cls.texts["tests/support/simt/simt.cmake"]
         # Sources of a room with a CMake file of its own are named from there.
         room = cls.texts["kernels/cuda/CMakeLists.txt"].replace("${CMAKE_SOURCE_DIR}/", "")
         cls.cmake += re.sub(r"(?<![\w./])(\w+\.(?:cc|cu))\b", r"kernels/cuda/\1", room)

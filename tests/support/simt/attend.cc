@@ -1,1 +1,2 @@
+// The front of attention, for the host.
 #include "kernels/cuda/attend.cu"
