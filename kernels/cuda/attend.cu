@@ -9,6 +9,7 @@
 #include "kernels/cuda/combine.cuh"
 #include "kernels/cuda/device_info.h"
 #include "kernels/cuda/page_table.h"
+#include "kernels/cuda/prefill_shape.h"
 
 namespace kvq::cuda {
 namespace {
@@ -33,7 +34,8 @@ std::size_t tails_bytes(std::uint32_t units) { return round_up(units * sizeof(Un
 
 std::size_t layer_workspace(const DeviceInfo& device, std::uint32_t d) {
   const std::uint32_t units = device.multiprocessors * kMaxWarps;
-  return tails_bytes(units) + std::size_t{units} * 2 * partial_floats(tile_rows(d, true), d) * sizeof(float);
+  const std::size_t rows = std::max(kMaxWarps * tile_rows(d, true), prefill_rows(true));  // of a multiprocessor
+  return tails_bytes(units) + device.multiprocessors * 2 * rows * (d + 2) * sizeof(float);
 }
 
 // How a multiprocessor's shared memory is divided.
@@ -112,6 +114,31 @@ Error launch_early(const DeviceInfo& device, Stream stream, dim3 grid, std::uint
   return as_error(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), "attend, the launch");
 }
 
+// The kernel for many query rows, where the device and the call are such that there is one; else null. Its units are
+// blocks: 0 warps, in this shape.
+PrefillKernel choose_prefill(const DeviceInfo& device, const PageTable& pages, const AttentionCall& call,
+                             std::uint64_t likely_rows, Shape& shape, std::uint32_t& rows) {
+  const LayerSpec& spec = call.model.geometry->layer[call.layer];
+  const bool same_type = static_cast<std::uint32_t>(call.q_type) == static_cast<std::uint32_t>(spec.dtype);
+  if (!kHasWarpgroups || device.major != 9 || !same_type) return nullptr;
+  if ((spec.head_dim != 64 && spec.head_dim != 128) || likely_rows <= kFewRows) return nullptr;
+  shape.slot_bytes = 128;
+  for (const LayerFormat& format : pages.formats) {
+    if (format.format != Format::none && format.format != Format::dense) {
+      shape.slot_bytes = std::max(shape.slot_bytes, format.head_bytes);
+    }
+  }
+  const std::uint32_t taken = kRecordBytes + prefill_ring_at(spec.head_dim);
+  if (device.shared_bytes < taken + 2 * shape.slot_bytes) return nullptr;
+  shape.warps = 1;
+  shape.stages = std::min(kMaxRawSlots, (device.shared_bytes - taken) / shape.slot_bytes);
+  shape.shared_bytes = taken + shape.stages * shape.slot_bytes;
+  const bool many = likely_rows > kGroupRows;
+  rows = prefill_rows(many);
+  const PrefillVariant variant{spec.dtype, many, call.softcap == 0 && call.alibi == nullptr};
+  return spec.head_dim == 64 ? prefill_d64(variant) : prefill_d128(variant);
+}
+
 }  // namespace
 
 Result<std::size_t> workspace_bytes(const ModelView& model, std::uint32_t query_heads) {
@@ -148,9 +175,15 @@ Result<void> attend(const AttentionCall& call, const Launch& launch) {
   }
   const std::uint64_t likely_rows = std::uint64_t{launch.max_query_tokens} * group;
   const bool wide = likely_rows == 0 || likely_rows > 8 * kNarrowTiles;
-  const AttendKernel kernel = find_kernel(d, {spec.dtype, wide, call.softcap == 0 && call.alibi == nullptr});
-  if (kernel == nullptr) return Error{Errc::wrong_layout, 0, "no kernel for this head_dim in this build"};
-  const Shape shape = choose_shape(*device, pages, spec, call.q_type, wide);
+  Shape shape;
+  std::uint32_t rows = tile_rows(d, wide), threads = kPrefillThreads;
+  AttendKernel kernel = choose_prefill(*device, pages, call, likely_rows, shape, rows);
+  if (kernel == nullptr) {
+    kernel = find_kernel(d, {spec.dtype, wide, call.softcap == 0 && call.alibi == nullptr});
+    if (kernel == nullptr) return Error{Errc::wrong_layout, 0, "no kernel for this head_dim in this build"};
+    shape = choose_shape(*device, pages, spec, call.q_type, wide);
+    threads = shape.warps * 32;
+  }
   if (shape.warps == 0) return Error{Errc::system, 0, "device has too little shared memory for this head_dim"};
   const std::uint32_t units = device->multiprocessors * shape.warps;
   AttendParams p = make_params(call, spec, shape);
@@ -160,12 +193,11 @@ Result<void> attend(const AttentionCall& call, const Launch& launch) {
   const cudaError_t status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
   if (Error error = as_error(status, "attend, shared memory"); error.code != Errc::ok) return error;
-  if (Error error = launch_early(*device, launch.stream, {device->multiprocessors, 1, 1}, shape.warps * 32,
+  if (Error error = launch_early(*device, launch.stream, {device->multiprocessors, 1, 1}, threads,
                                  shape.shared_bytes, kernel, p);
       error.code != Errc::ok) {
     return error;
   }
-  const std::uint32_t rows = tile_rows(d, wide);
   const auto at_once = static_cast<std::uint32_t>(likely_rows == 0 ? rows : std::min<std::uint64_t>(rows, likely_rows));
   const Error error = launch_early(*device, launch.stream, {(units + kCombineUnits - 1) / kCombineUnits, at_once, 1},
                                    kCombineUnits * 32, 0, d <= 128 ? combine_kernel<1> : combine_kernel<2>, p, units,
