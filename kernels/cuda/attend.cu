@@ -193,8 +193,8 @@ Result<void> attend(const AttentionCall& call, const Launch& launch) {
   const cudaError_t status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
   if (Error error = as_error(status, "attend, shared memory"); error.code != Errc::ok) return error;
-  if (Error error = launch_early(*device, launch.stream, {device->multiprocessors, 1, 1}, threads,
-                                 shape.shared_bytes, kernel, p);
+  if (Error error =
+          launch_early(*device, launch.stream, {device->multiprocessors, 1, 1}, threads, shape.shared_bytes, kernel, p);
       error.code != Errc::ok) {
     return error;
   }

@@ -58,7 +58,7 @@ struct Producer {
   const PrefillMap<Shape>& map;
   const std::uint32_t group, thread, lane;  // of the producers; in the group; in the warp
   Turn<Shape::kStages> turn;
-  std::uint32_t pending = 0;  // dense pages asked for, not yet told of
+  std::uint32_t pending = 0;  // dense pages just before `turn` that were asked for, but not yet told of
 
   __device__ bool has_keys() const { return Shape::kProducers == 1 || group == 0; }
   __device__ bool has_values() const { return Shape::kProducers == 1 || group == 1; }
@@ -133,17 +133,15 @@ struct Producer {
       const Kind kind = static_cast<Kind>(page.block & kKindMask);
       if (kind == Kind::dense) {
         copy(page);
+        turn.next();
+        settle<Shape::kLag>();
       } else {
         decode(kind, map.ring + slot * p.slot_bytes);
+        settle<0>();  // those before this page
+        turn.next();
       }
       __syncwarp();
       if (lane == 0) barrier_arrive(map.raw_empty + 8 * slot);
-      turn.next();
-      if (kind == Kind::dense) {
-        settle<Shape::kLag>();
-      } else {
-        settle<0>();
-      }
       if (++slot == p.stages) slot = 0, parity ^= 1;
     }
     settle<0>();
@@ -260,7 +258,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) prefill_kernel(const __gri
     Consumer<Shape, kType, kPlain> consumer{p, map, group, threadIdx.x % kGroupThreads, lane};
     consumer.run(records, shares);
   } else {
-    take_registers<Shape::kProducerRegisters, (Shape::kProducerRegisters > 168)>();
+    take_registers<Shape::kProducerRegisters, false>();
     Producer<Shape, kType> producer{p, records, map, group - kConsumers, threadIdx.x % kGroupThreads, lane};
     producer.run();
   }

@@ -26,13 +26,14 @@ __device__ __forceinline__ std::uint64_t operand_at(std::uint32_t shared, std::u
          std::uint64_t{kAtomBytes >> 4} << 32 | std::uint64_t{1} << 62;
 }
 
-#define KVQ_R8(c, i) \
-  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
+#define KVQ_R8(c, i)                                                                                          \
+  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), \
+      "+f"(c[i + 7])
 #define KVQ_R32(c, i) KVQ_R8(c, i), KVQ_R8(c, i + 8), KVQ_R8(c, i + 16), KVQ_R8(c, i + 24)
-#define KVQ_N64                                                                                                       \
+#define KVQ_N64                                                                                                     \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
   "%30,%31}"
-#define KVQ_N128                                                                                                       \
+#define KVQ_N128                                                                                                     \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"  \
   "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57," \
   "%58,%59,%60,%61,%62,%63}"
@@ -41,11 +42,12 @@ __device__ __forceinline__ std::uint64_t operand_at(std::uint32_t shared, std::u
 template <Dtype kType, bool kTransposed>
 __device__ __forceinline__ void warpgroup_mma(float (&c)[32], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
 #if KVQ_WARPGROUPS
-#define KVQ_MMA64(type)                                                                                  \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%37,0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type \
-               " " KVQ_N64 ",{%32,%33,%34,%35},%36,p,1,1,%38;\n}"                                        \
-               : KVQ_R32(c, 0)                                                                           \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(std::uint32_t{adds}), "n"(kTransposed ? 1 : 0))
+#define KVQ_MMA64(type)                                                                                               \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%37,0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type " " KVQ_N64 \
+               ",{%32,%33,%34,%35},%36,p,1,1,%38;\n}"                                                                 \
+               : KVQ_R32(c, 0)                                                                                        \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(std::uint32_t{adds}),                        \
+                 "n"(kTransposed ? 1 : 0))
   if constexpr (kType == Dtype::fp16) {
     KVQ_MMA64("f16.f16");
   } else {
@@ -59,11 +61,12 @@ __device__ __forceinline__ void warpgroup_mma(float (&c)[32], const std::uint32_
 template <Dtype kType, bool kTransposed>
 __device__ __forceinline__ void warpgroup_mma(float (&c)[64], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
 #if KVQ_WARPGROUPS
-#define KVQ_MMA128(type)                                                                                  \
+#define KVQ_MMA128(type)                                                                                   \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%69,0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." type \
-               " " KVQ_N128 ",{%64,%65,%66,%67},%68,p,1,1,%70;\n}"                                        \
-               : KVQ_R32(c, 0), KVQ_R32(c, 32)                                                            \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(std::uint32_t{adds}), "n"(kTransposed ? 1 : 0))
+               " " KVQ_N128 ",{%64,%65,%66,%67},%68,p,1,1,%70;\n}"                                         \
+               : KVQ_R32(c, 0), KVQ_R32(c, 32)                                                             \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(std::uint32_t{adds}),             \
+                 "n"(kTransposed ? 1 : 0))
   if constexpr (kType == Dtype::fp16) {
     KVQ_MMA128("f16.f16");
   } else {

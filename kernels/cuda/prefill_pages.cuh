@@ -13,7 +13,16 @@
 
 namespace kvq::cuda {
 
-// Pairs of elements. Nibble j of both halves of a word -> code - 7.5, through a magic number whose unit is the nibble's.
+// (a & kMask) | kMagic in one instruction.
+template <std::uint32_t kMask, std::uint32_t kMagic>
+__device__ __forceinline__ std::uint32_t with_magic(std::uint32_t a) {
+  std::uint32_t d;
+  asm("lop3.b32 %0,%1,%2,%3,0xea;" : "=r"(d) : "r"(a), "n"(kMask), "n"(kMagic));
+  return d;
+}
+
+// Pairs of elements. Nibble j of both halves of a word -> code - 7.5, through a magic number whose unit is the
+// nibble's.
 template <Dtype kType>
 struct CodePair;
 
@@ -21,9 +30,10 @@ template <>
 struct CodePair<Dtype::fp16> {
   template <std::uint32_t kNibble>
   __device__ __forceinline__ static std::uint32_t centred(std::uint32_t w) {
-    if constexpr (kNibble == 0) return subtract((w << 1 & 0x001e001eu) | 0x60006000u, 0x600f600fu);  // 512 + code
+    if constexpr (kNibble == 0)
+      return subtract(with_magic<0x001e001eu, 0x60006000u>(w << 1), 0x600f600fu);  // 512 + code
     const std::uint32_t at = kNibble <= 1 ? w : w >> (4 * kNibble - 4) % 32;
-    return subtract((at & 0x00f000f0u) | 0x54005400u, 0x54785478u);  // 64 + code
+    return subtract(with_magic<0x00f000f0u, 0x54005400u>(at), 0x54785478u);  // 64 + code
   }
   __device__ __forceinline__ static std::uint32_t subtract(std::uint32_t a, std::uint32_t b) {
     std::uint32_t d;
@@ -43,8 +53,9 @@ template <>
 struct CodePair<Dtype::bf16> {
   template <std::uint32_t kNibble>
   __device__ __forceinline__ static std::uint32_t centred(std::uint32_t w) {
-    if constexpr (kNibble == 0) return subtract((w << 1 & 0x001e001eu) | 0x42804280u, 0x428f428fu);  // 64 + code
-    return subtract((w >> (4 * kNibble - 3) % 32 & 0x00780078u) | 0x41804180u, 0x41bc41bcu);              // 16 + code
+    if constexpr (kNibble == 0)
+      return subtract(with_magic<0x001e001eu, 0x42804280u>(w << 1), 0x428f428fu);                     // 64 + code
+    return subtract(with_magic<0x00780078u, 0x41804180u>(w >> (4 * kNibble - 3) % 32), 0x41bc41bcu);  // 16 + code
   }
   __device__ __forceinline__ static std::uint32_t subtract(std::uint32_t a, std::uint32_t b) {
     return fma(b, 0xbf80bf80u, a);
@@ -76,8 +87,9 @@ struct TileParameters {
     if constexpr (kType == Dtype::fp16) {
       const float2 a = unpack_pair<kType>(m[0]), b = unpack_pair<kType>(m[1]);
       const float2 c = unpack_pair<kType>(s.x), e = unpack_pair<kType>(s.y);
-      near_end = fmaxf(fmaf(c.x, 127.5f, fabsf(a.x)), fmaxf(fmaf(c.y, 127.5f, fabsf(a.y)),
-                       fmaxf(fmaf(e.x, 127.5f, fabsf(b.x)), fmaf(e.y, 127.5f, fabsf(b.y))))) > 65000.0f;
+      near_end = fmaxf(fmaf(c.x, 127.5f, fabsf(a.x)),
+                       fmaxf(fmaf(c.y, 127.5f, fabsf(a.y)),
+                             fmaxf(fmaf(e.x, 127.5f, fabsf(b.x)), fmaf(e.y, 127.5f, fabsf(b.y))))) > 65000.0f;
     }
     scale[0] = CodePair<kType>::parameter(s.x), scale[1] = CodePair<kType>::parameter(s.y);
     mid[0] = CodePair<kType>::parameter(m[0]), mid[1] = CodePair<kType>::parameter(m[1]);
@@ -85,15 +97,14 @@ struct TileParameters {
 
   template <std::uint32_t kNibble>
   __device__ __forceinline__ std::uint32_t element_pair(std::uint32_t word) const {
-    return CodePair<kType>::fma(CodePair<kType>::template centred<kNibble>(word), scale[kNibble / 2],
-                                mid[kNibble / 2]);
+    return CodePair<kType>::fma(CodePair<kType>::template centred<kNibble>(word), scale[kNibble / 2], mid[kNibble / 2]);
   }
   // 8-bit codes: 16 high + low - 127.5 = 16 (high - 7.5) + (low - 7.5).
   template <std::uint32_t kNibble>
   __device__ __forceinline__ std::uint32_t element_pair(std::uint32_t high, std::uint32_t low) const {
-    const std::uint32_t code = CodePair<kType>::fma(CodePair<kType>::template centred<kNibble>(high),
-                                                    CodePair<kType>::kSixteen,
-                                                    CodePair<kType>::template centred<kNibble>(low));
+    const std::uint32_t code =
+        CodePair<kType>::fma(CodePair<kType>::template centred<kNibble>(high), CodePair<kType>::kSixteen,
+                             CodePair<kType>::template centred<kNibble>(low));
     return CodePair<kType>::fma(code, scale[kNibble / 2], mid[kNibble / 2]);
   }
 };
@@ -123,13 +134,12 @@ __device__ __forceinline__ void store_matrices(std::uint32_t at, const Fragment&
 }
 
 // The keys of one tile of 16 channels, 64 tokens.
-template <Dtype kType, bool kWide>
+template <Dtype kType, bool kWide, bool kClamp>
 __device__ __forceinline__ void decode_key_tile(const TileParameters<kType>& with, std::uint32_t codes,
                                                 std::uint32_t low_codes, std::uint32_t tile, std::uint32_t stage,
                                                 std::uint32_t lane) {
   const uint4 w = load_shared4(codes), l = kWide ? load_shared4(low_codes) : uint4{};
   const std::uint32_t words[4] = {w.x, w.y, w.z, w.w}, lows[4] = {l.x, l.y, l.z, l.w};
-  const bool near_end = kType == Dtype::fp16 && __any_sync(kAllLanes, with.near_end);
   // Matrix j: tokens 16 m + 8 (j & 1), chunk 2 tile + (j >> 1).
   const std::uint32_t to = stage + tile / 4 * (kPageTokens * 128) + (lane % 8 + lane / 8 % 2 * 8) * 128 +
                            ((2 * (tile % 4) + lane / 16) ^ (lane % 8)) * 16;
@@ -143,8 +153,35 @@ __device__ __forceinline__ void decode_key_tile(const TileParameters<kType>& wit
       f = {{with.template element_pair<0>(words[m]), with.template element_pair<1>(words[m]),
             with.template element_pair<2>(words[m]), with.template element_pair<3>(words[m])}};
     }
-    if (near_end) clamp_pairs(f);
+    if (kClamp) clamp_pairs(f);
     store_matrices<false>(to + m * 2048, f);
+  }
+}
+
+template <Dtype kType, bool kWide>
+__device__ __forceinline__ void decode_key_tile(std::uint32_t scales, std::uint32_t mids, std::uint32_t codes,
+                                                std::uint32_t low_codes, std::uint32_t tile, std::uint32_t stage,
+                                                std::uint32_t lane) {
+  const TileParameters<kType> with(scales, mids, tile, lane);
+  if (kType == Dtype::fp16 && __any_sync(kAllLanes, with.near_end)) {
+    decode_key_tile<kType, kWide, true>(with, codes, low_codes, tile, stage, lane);
+  } else {
+    decode_key_tile<kType, kWide, false>(with, codes, low_codes, tile, stage, lane);
+  }
+}
+
+// Four value tiles of 16 channels, 16 tokens.
+template <Dtype kType, bool kClamp>
+__device__ __forceinline__ void decode_value_tiles(const TileParameters<kType>& with, std::uint32_t codes,
+                                                   std::uint32_t to, std::uint32_t lane) {
+  const uint4 w = load_shared4(codes);
+  const std::uint32_t words[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+  for (std::uint32_t c = 0; c < 4; ++c) {
+    Fragment f = {{with.template element_pair<0>(words[c]), with.template element_pair<1>(words[c]),
+                   with.template element_pair<2>(words[c]), with.template element_pair<3>(words[c])}};
+    if (kClamp) clamp_pairs(f);
+    store_matrices<true>(to + ((2 * c + lane / 8 % 2) ^ (lane % 8)) * 16, f);
   }
 }
 
@@ -161,8 +198,7 @@ struct PageDecoder {
 #pragma unroll
       for (std::uint32_t i = 0; i < kEach; ++i) {
         const std::uint32_t tile = warp * kEach + i, codes = block + tile * 512 + lane * 16;
-        const TileParameters<kType> with(block + at.k_scale, block + at.k_mid, tile, lane);
-        decode_key_tile<kType, true>(with, codes, codes + at.k_low, tile, stage, lane);
+        decode_key_tile<kType, true>(block + at.k_scale, block + at.k_mid, codes, codes + at.k_low, tile, stage, lane);
       }
       return;
     }
@@ -170,8 +206,7 @@ struct PageDecoder {
 #pragma unroll
     for (std::uint32_t i = 0; i < kEach; ++i) {
       const std::uint32_t tile = warp * kEach + i, codes = block + tile * 512 + lane * 16;
-      const TileParameters<kType> with(block + at.k_scale, block + at.k_mid, tile, lane);
-      decode_key_tile<kType, false>(with, codes, 0, tile, stage, lane);
+      decode_key_tile<kType, false>(block + at.k_scale, block + at.k_mid, codes, 0, tile, stage, lane);
     }
     if (kind != Kind::int4) kept_keys(block, kind == Kind::int4_k4 ? 4 : 8, stage);
   }
@@ -180,20 +215,16 @@ struct PageDecoder {
     constexpr BlockOffsets at = block_offsets(Format::int4, kD);
     const std::uint32_t part = block + (kind == Kind::k8v4 ? block_offsets(Format::k8v4, kD).v : at.v);
     const TileParameters<kType> with(part + at.v_scale - at.v, part + at.v_mid - at.v, warp, lane);
-    const bool near_end = kType == Dtype::fp16 && __any_sync(kAllLanes, with.near_end);
+    const bool clamps = kType == Dtype::fp16 && __any_sync(kAllLanes, with.near_end);
 #pragma unroll
     for (std::uint32_t group = 0; group < kEach; ++group) {
-      const uint4 w = load_shared4(part + warp * (kD / 16 * 128) + group * 512 + lane * 16);
-      const std::uint32_t words[4] = {w.x, w.y, w.z, w.w};
       // Matrix j, transposed: tokens 16 warp + 8 (j >> 1), chunk 2 c + (j & 1).
-      const std::uint32_t to =
-          stage + group * (kPageTokens * 128) + (16 * warp + lane % 8 + lane / 16 * 8) * 128;
-#pragma unroll
-      for (std::uint32_t c = 0; c < 4; ++c) {
-        Fragment f = {{with.template element_pair<0>(words[c]), with.template element_pair<1>(words[c]),
-                       with.template element_pair<2>(words[c]), with.template element_pair<3>(words[c])}};
-        if (near_end) clamp_pairs(f);
-        store_matrices<true>(to + ((2 * c + lane / 8 % 2) ^ (lane % 8)) * 16, f);
+      const std::uint32_t codes = part + warp * (kD / 16 * 128) + group * 512 + lane * 16;
+      const std::uint32_t to = stage + group * (kPageTokens * 128) + (16 * warp + lane % 8 + lane / 16 * 8) * 128;
+      if (clamps) {
+        decode_value_tiles<kType, true>(with, codes, to, lane);
+      } else {
+        decode_value_tiles<kType, false>(with, codes, to, lane);
       }
     }
   }
@@ -211,8 +242,8 @@ struct PageDecoder {
 #pragma unroll
       for (std::uint32_t e = 0; e < 2; ++e) {
         const std::uint32_t token = 2 * lane + e, chunk = channel / 8 % 8;
-        const std::uint32_t at = stage + channel / 64 * (kPageTokens * 128) + token * 128 +
-                                 ((chunk ^ (token & 7)) * 16) + channel % 8 * 2;
+        const std::uint32_t at =
+            stage + channel / 64 * (kPageTokens * 128) + token * 128 + ((chunk ^ (token & 7)) * 16) + channel % 8 * 2;
         asm volatile("st.shared.b16 [%0],%1;" ::"r"(at), "h"(static_cast<std::uint16_t>(e == 0 ? pair : pair >> 16))
                      : "memory");
       }

@@ -52,7 +52,8 @@ struct RowGroup {
           const std::uint16_t* const x = from + 16 * k + 8 * b;
           std::uint32_t word = 0;
           if (row < rows) {
-            word = paired ? __ldg(reinterpret_cast<const std::uint32_t*>(x)) : __ldg(x) | std::uint32_t{__ldg(x + 1)} << 16;
+            word = paired ? __ldg(reinterpret_cast<const std::uint32_t*>(x))
+                          : __ldg(x) | std::uint32_t{__ldg(x + 1)} << 16;
           }
           query[k][r + 2 * b] = negative ? word ^ 0x80008000u : word;
         }

@@ -19,9 +19,9 @@ inline constexpr std::uint32_t kCutPages = 10;  // what cutting tiles costs a ca
 // One sequence: tile i costs min(base + floor((c i + c - 1) / group), most) pages, c = kRows / 64.
 struct TileLine {
   std::int32_t length, queries, first_query;
-  std::uint32_t tiles;         // of each KV head; 0: no rows
-  std::uint32_t base, most;    // base == most: all alike
-  std::uint32_t cross;         // the first tile that costs `most`
+  std::uint32_t tiles;       // of each KV head; 0: no rows
+  std::uint32_t base, most;  // base == most: all alike
+  std::uint32_t cross;       // the first tile that costs `most`
 };
 
 template <std::uint32_t kRows>

@@ -9,8 +9,9 @@
 
 namespace kvq::cuda {
 
-inline constexpr std::uint32_t kGroupRows = 64;      // of a consumer warpgroup
-inline constexpr std::uint32_t kPrefillThreads = 384;  // three warpgroups
+inline constexpr std::uint32_t kGroupRows = 64;         // of a consumer warpgroup
+inline constexpr std::uint32_t kPrefillThreads = 384;   // three warpgroups
+inline constexpr std::uint32_t kLaunchRegisters = 168;  // of 65,536, in eights
 inline constexpr std::uint32_t kMaxRawSlots = 12;
 inline constexpr std::uint32_t kRecordBytes = 4096;  // of PrefillRecords, and what aligns the stages
 
@@ -24,11 +25,12 @@ struct PrefillShape {
   static constexpr std::uint32_t kStages = kD == 64 ? 6 : 4;
   static constexpr std::uint32_t kLag = kStages - 2;  // dense pages on their way before the first one is waited for
   static constexpr std::uint32_t kRingAt = 2 * kStages * kStageBytes;
-  // Registers of a thread; three warpgroups share 512 of them.
+  // Registers of a thread. The three warpgroups share what they were launched with, or one waits for ever.
   static constexpr std::uint32_t kConsumerRegisters = 208;
-  static constexpr std::uint32_t kProducerRegisters = (512 - kConsumers * kConsumerRegisters) / kProducers;
+  static constexpr std::uint32_t kProducerRegisters =
+      (3 * kLaunchRegisters - kConsumers * kConsumerRegisters) / kProducers / 8 * 8;
 };
-static_assert(PrefillShape<128, 2>::kProducerRegisters == 96 && PrefillShape<128, 1>::kProducerRegisters == 152);
+static_assert(PrefillShape<128, 2>::kProducerRegisters == 88 && PrefillShape<128, 1>::kProducerRegisters == 144);
 
 // Rows of a tile: one consumer warpgroup while the rows of a call fit it, and the history is all that costs.
 KVQ_HD constexpr std::uint32_t prefill_rows(bool many) { return kGroupRows * (many ? 2 : 1); }

@@ -13,8 +13,8 @@
 namespace kvq::cuda {
 
 struct PageRecord {
-  std::uint64_t block;          // address, its Kind in the low bits
-  std::uint32_t begin, end;     // the tokens that some row of the tile may see
+  std::uint64_t block;       // address, its Kind in the low bits
+  std::uint32_t begin, end;  // the tokens that some row of the tile may see
 };
 inline constexpr std::uint32_t kNoMorePages = 0xffffffffu;  // as `begin`
 
@@ -52,7 +52,13 @@ class RawStream {
   // The next page's record and bytes into the next slot, once its last readers have left it.
   __device__ void issue_next() {
     if (done_) return;
-    if (used_ == count_) refill();
+    if (used_ == count_) {
+      refill();
+    } else if (step_ == Step::none) {
+      begin_lookup();
+    } else if (step_ == Step::numbers) {
+      end_lookup();
+    }
     if (turn_ != 0) barrier_wait(shared_address(&records_.raw_empty[slot_]), (turn_ - 1) & 1);
     const std::uint32_t full = shared_address(&records_.raw_full[slot_]);
     if (count_ == 0) {
@@ -92,26 +98,23 @@ class RawStream {
     }
   }
 
-  // The next pages of one tile, at most one for each lane. The first call looks up one window, every later one takes
-  // what the call before has asked for and asks for another.
+  // What the calls before have looked up becomes the window.
   __device__ void refill() {
+    if (step_ == Step::none) begin_lookup();
+    if (step_ == Step::numbers) end_lookup();
     used_ = 0;
-    if (!started_) {
-      started_ = true;
-      ask();
-    }
     count_ = ahead_count_;
     mine_ = ahead_;
-    if (count_ != 0) ask();
+    ahead_count_ = 0;
+    step_ = Step::none;
   }
 
-  __device__ void ask() {
+  // Reads the numbers of the next pages of one tile, at most one for each lane. What is read is not looked at before
+  // end_lookup().
+  __device__ void begin_lookup() {
     while (page_ == page_end_) {
       TilePiece piece;
-      if (!next_piece(p_, records_.walk[8], piece)) {
-        ahead_count_ = 0;
-        return;
-      }
+      if (!next_piece(p_, records_.walk[8], piece)) return;
       page_ = piece.page_begin;
       page_end_ = piece.page_end;
       sequence_ = piece.sequence;
@@ -123,12 +126,22 @@ class RawStream {
       end_ = p_.causal ? min(piece.of.length, high + 1) : piece.of.length;
       begin_ = p_.window < 0 ? 0 : max(0, low - p_.window + 1);
     }
+    step_ = Step::numbers;
+    first_ = page_;
     ahead_count_ = min(32u, page_end_ - page_);
-    const std::uint32_t page = page_ + lane_;
     page_ += ahead_count_;
+    const std::uint32_t page = first_ + lane_;
+    if (lane_ < ahead_count_ && page < p_.table_stride) {
+      number_ = __ldg(p_.tables + sequence_ * p_.table_stride + page);
+    }
+  }
+
+  __device__ void end_lookup() {
+    step_ = Step::blocks;
     if (lane_ >= ahead_count_) return;
+    const std::uint32_t page = first_ + lane_;
     if (page < p_.table_stride) {
-      ahead_.block = find_block(p_.pages, __ldg(p_.tables + sequence_ * p_.table_stride + page), head_, sequence_);
+      ahead_.block = find_block(p_.pages, number_, head_, sequence_);
     } else {
       report_fault(p_.pages, Errc::invalid_argument, sequence_, 0);  // the length needs more pages than the table has
       ahead_.block = static_cast<std::uint64_t>(Kind::fault);
@@ -139,14 +152,18 @@ class RawStream {
     ahead_.end = static_cast<std::uint32_t>(max(0, min(kAll, end_ - first_key)));
   }
 
+  enum class Step : std::uint32_t { none, numbers, blocks };
+
   const AttendParams& p_;
   PrefillRecords<kRows>& records_;
   const std::uint32_t ring_, lane_;
   PageRecord mine_{}, ahead_{};
   std::uint32_t used_ = 0, count_ = 0, ahead_count_ = 0, slot_ = 0, turn_ = 0;
   std::uint32_t page_ = 0, page_end_ = 0, sequence_ = 0, head_ = 0;
-  std::int32_t begin_ = 0, end_ = 0;
-  bool started_ = false, done_ = false;
+  std::int32_t begin_ = 0, end_ = 0, number_ = 0;
+  std::uint32_t first_ = 0;  // page of lane 0 in what is looked up
+  Step step_ = Step::none;   // of what comes after the window
+  bool done_ = false;
 };
 
 }  // namespace kvq::cuda

@@ -17,6 +17,8 @@ namespace kvq::bench {
 namespace {
 
 constexpr int kMinLaunches = 12;
+constexpr double kLongFlops = 5e11;  // a launch with more is timed kLongLaunches at a time
+constexpr int kLongLaunches = 3;
 
 std::vector<std::int32_t> alike(std::size_t sequences, std::int32_t length) {
   return std::vector<std::int32_t>(sequences, length);
@@ -30,7 +32,7 @@ struct Bench {
   double time(const std::string& name, const Shape& shape) {
     const Workload work(arena, shape);
     const double error = work.check();
-    const int launches = std::max(kMinLaunches, work.sets());
+    const int launches = work.flops() > kLongFlops ? kLongLaunches : std::max(kMinLaunches, work.sets());
     const double us = median_us(launches, [&](int i, cudaStream_t stream) { work.enqueue(i % work.sets(), stream); });
     const double tb_s = work.page_bytes() / us * 1e-6;
     rows.document(name, shape.text(),

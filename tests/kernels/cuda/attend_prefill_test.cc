@@ -39,8 +39,9 @@ TEST(DevicePrefill, OnePageOfEachFormatMatchesTheOracle) {
         shape.formats = {format};
         Problem problem(shape, random);
         problem.call().causal = false;
-        check_both(problem, 1, "d " + std::to_string(d) + " format " + std::to_string(index_of(format)) + " dtype " +
-                                   std::to_string(int(dtype)));
+        check_both(problem, 1,
+                   "d " + std::to_string(d) + " format " + std::to_string(index_of(format)) + " dtype " +
+                       std::to_string(int(dtype)));
       }
     }
   }
@@ -58,9 +59,9 @@ TEST(DevicePrefill, EveryFormatAndTypeMatchesTheOracle) {
         shape.queries = {100, 7, 1, 64};
         shape.formats = {format};
         Problem problem(shape, random);
-        worst = std::max(worst, check_both(problem, 4, "d " + std::to_string(d) + " format " +
-                                                           std::to_string(index_of(format)) + " dtype " +
-                                                           std::to_string(int(dtype))));
+        worst = std::max(worst, check_both(problem, 4,
+                                           "d " + std::to_string(d) + " format " + std::to_string(index_of(format)) +
+                                               " dtype " + std::to_string(int(dtype))));
       }
     }
   }
