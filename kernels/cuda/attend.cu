@@ -6,10 +6,11 @@
 #include <cmath>
 
 #include "kernels/cuda/attend_variants.h"
+#include "kernels/cuda/combine.cuh"
 #include "kernels/cuda/device_info.h"
-#include "kernels/cuda/finish_row.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/page_table.h"
+#include "kernels/cuda/prefill_shape.h"
 
 namespace kvq::cuda {
 namespace {
@@ -34,9 +35,14 @@ std::uint32_t blocks_of(const DeviceInfo& device) { return std::min(device.multi
 
 std::size_t arrivals_bytes(const DeviceInfo& device) { return round_up(blocks_of(device) * 8, 256); }
 
+std::size_t tails_bytes(std::uint32_t units) { return round_up(units * sizeof(UnitTail), 256); }
+
 std::size_t layer_workspace(const DeviceInfo& device, std::uint32_t d) {
-  const std::size_t states = std::size_t{blocks_of(device)} * (2 + kMaxWarps);
-  return arrivals_bytes(device) + states * partial_floats(tile_rows(d, true), d) * sizeof(float);
+  const std::size_t blocks = blocks_of(device), row_bytes = (d + 2) * sizeof(float);
+  const std::size_t few = arrivals_bytes(device) + blocks * (2 + kMaxWarps) * tile_rows(d, true) * row_bytes;
+  const std::size_t many =
+      tails_bytes(device.multiprocessors) + device.multiprocessors * 2 * prefill_rows(true) * row_bytes;
+  return std::max(few, many);
 }
 
 // How a multiprocessor's shared memory is divided.
@@ -103,6 +109,55 @@ AttendParams make_params(const AttentionCall& call, const LayerSpec& spec, const
   return p;
 }
 
+// The kernel for many query rows, where the device and the call are such that there is one; else null. Its units are
+// blocks, so that this shape has one warp.
+PrefillKernel choose_prefill(const DeviceInfo& device, const PageTable& pages, const AttentionCall& call,
+                             std::uint64_t likely_rows, Shape& shape, std::uint32_t& rows) {
+  const LayerSpec& spec = call.model.geometry->layer[call.layer];
+  const bool same_type = static_cast<std::uint32_t>(call.q_type) == static_cast<std::uint32_t>(spec.dtype);
+  if (!kHasWarpgroups || device.major != 9 || !same_type) return nullptr;
+  if ((spec.head_dim != 64 && spec.head_dim != 128) || likely_rows <= kFewRows) return nullptr;
+  shape.slot_bytes = 128;
+  for (const LayerFormat& format : pages.formats) {
+    if (format.format != Format::none && format.format != Format::dense) {
+      shape.slot_bytes = std::max(shape.slot_bytes, format.head_bytes);
+    }
+  }
+  const std::uint32_t taken = kRecordBytes + prefill_ring_at(spec.head_dim);
+  if (device.shared_bytes < taken + 2 * shape.slot_bytes) return nullptr;
+  shape.warps = 1;
+  shape.stages = std::min(kMaxRawSlots, (device.shared_bytes - taken) / shape.slot_bytes);
+  shape.shared_bytes = taken + shape.stages * shape.slot_bytes;
+  const bool many = likely_rows > kGroupRows;
+  rows = prefill_rows(many);
+  const PrefillVariant variant{spec.dtype, many, call.softcap == 0 && call.alibi == nullptr};
+  return spec.head_dim == 64 ? prefill_d64(variant) : prefill_d128(variant);
+}
+
+// Blocks of many rows leave partial states that a second kernel joins.
+Error launch_prefill(const DeviceInfo& device, const Launch& launch, PrefillKernel kernel, const Shape& shape,
+                     std::uint32_t rows, std::uint32_t likely_rows, std::uint32_t d, AttendParams p) {
+  const std::uint32_t units = device.multiprocessors;
+  p.tails = static_cast<UnitTail*>(launch.workspace);
+  p.partials = reinterpret_cast<float*>(static_cast<std::byte*>(launch.workspace) + tails_bytes(units));
+  const Error error = launch_early(device, launch.stream, {units, 1, 1}, kPrefillThreads, shape.shared_bytes,
+                                   "attend, the launch for many rows", kernel, p);
+  if (error.code != Errc::ok) return error;
+  return launch_early(device, launch.stream,
+                      {(units + kCombineUnits - 1) / kCombineUnits, std::min(rows, likely_rows), 1}, kCombineUnits * 32,
+                      0, "attend, the launch that joins", combine_kernel<1>, p, units, shape.warps, rows, d);
+}
+
+Error launch_attend(const DeviceInfo& device, const Launch& launch, AttendKernel kernel, const Shape& shape,
+                    std::uint32_t rows, std::uint32_t d, AttendParams p) {
+  const std::uint32_t blocks = blocks_of(device);
+  p.arrivals = static_cast<unsigned long long*>(launch.workspace);
+  p.partials = reinterpret_cast<float*>(static_cast<std::byte*>(launch.workspace) + arrivals_bytes(device));
+  p.early = p.partials + std::size_t{blocks} * 2 * partial_floats(rows, d);
+  return launch_early(device, launch.stream, {blocks, 1, 1}, shape.warps * 32, shape.shared_bytes, "attend, the launch",
+                      kernel, p);
+}
+
 }  // namespace
 
 Result<std::size_t> workspace_bytes(const ModelView& model, std::uint32_t query_heads) {
@@ -139,18 +194,22 @@ Result<void> attend(const AttentionCall& call, const Launch& launch) {
   }
   const std::uint64_t likely_rows = std::uint64_t{launch.max_query_tokens} * group;
   const bool wide = likely_rows == 0 || likely_rows > 8 * kNarrowTiles;
-  const AttendKernel kernel = find_kernel(d, {spec.dtype, wide, call.softcap == 0 && call.alibi == nullptr});
-  if (kernel == nullptr) return Error{Errc::wrong_layout, 0, "no kernel for this head_dim in this build"};
-  const Shape shape = choose_shape(*device, pages, spec, call.q_type, wide);
-  if (shape.warps == 0) return Error{Errc::system, 0, "device has too little shared memory for this head_dim"};
-  const std::uint32_t blocks = blocks_of(*device), rows = tile_rows(d, wide);
+  Shape shape;
+  std::uint32_t rows = tile_rows(d, wide);
+  const PrefillKernel prefill = choose_prefill(*device, pages, call, likely_rows, shape, rows);
+  const AttendKernel kernel =
+      prefill != nullptr ? nullptr : find_kernel(d, {spec.dtype, wide, call.softcap == 0 && call.alibi == nullptr});
+  if (prefill == nullptr) {
+    if (kernel == nullptr) return Error{Errc::wrong_layout, 0, "no kernel for this head_dim in this build"};
+    shape = choose_shape(*device, pages, spec, call.q_type, wide);
+    if (shape.warps == 0) return Error{Errc::system, 0, "device has too little shared memory for this head_dim"};
+  }
   AttendParams p = make_params(call, spec, shape);
   p.pages = pages;
-  p.arrivals = static_cast<unsigned long long*>(launch.workspace);
-  p.partials = reinterpret_cast<float*>(static_cast<std::byte*>(launch.workspace) + arrivals_bytes(*device));
-  p.early = p.partials + std::size_t{blocks} * 2 * partial_floats(rows, d);
-  const Error error = launch_early(*device, launch.stream, blocks, shape.warps * 32, shape.shared_bytes, kernel, p,
-                                   "attend, the launch");
+  const Error error = prefill != nullptr
+                          ? launch_prefill(*device, launch, prefill, shape, rows,
+                                           static_cast<std::uint32_t>(std::min<std::uint64_t>(likely_rows, rows)), d, p)
+                          : launch_attend(*device, launch, kernel, shape, rows, d, p);
   if (error.code != Errc::ok) return error;
   return {};
 }

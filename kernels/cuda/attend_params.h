@@ -3,7 +3,7 @@
 // Invariant: plain data, passed by value; all that depends on lengths is read on the device. A *unit* is one warp with
 // an equal, contiguous share of the work; a *tile* is kRows rows of one (sequence, KV head), row r being query token r
 // / group and query head kv_head * group + r % group. Warps of a block that share a tile join their states in the
-// block, of blocks that share one the last joins what all have left.
+// block, of blocks that share one the last joins what all have left. Many rows have kernels of their own (prefill_kernel.cuh).
 #pragma once
 
 #include <cstdint>
@@ -41,6 +41,14 @@ struct PageTable {
 
 inline constexpr std::uint32_t kNoUnit = 0xffffffffu;
 
+// Of kernels for many rows: the tile that begins in a unit and goes on behind it. The units from it on have a partial
+// state of it each, in place 1; unit `end_unit` has another in place 0.
+struct UnitTail {
+  std::uint32_t blocks;    // 0: no such tile
+  std::uint32_t end_unit;  // kNoUnit: none
+  std::uint32_t sequence, head, first_row, rows;
+};
+
 struct AttendParams {
   PageTable pages;
   const std::int32_t* tables;
@@ -66,6 +74,7 @@ struct AttendParams {
   unsigned long long* arrivals;  // [blocks]
   float* partials;               // [blocks][2][kRows][d + 2]
   float* early;                  // [units][kRows][d + 2]: tiles that end in a unit that goes on, and began before it
+  UnitTail* tails;               // [units] for many rows, in place of arrivals and early
   std::uint32_t stages, slot_bytes, query_bytes;  // of each warp
   bool has_rest;                                  // queries have a plane of what dense pages' type does not hold
 };

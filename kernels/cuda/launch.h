@@ -5,10 +5,11 @@
 
 namespace kvq::cuda {
 
-// One block of a one-dimensional grid for each of `blocks`. `what` names the launch in an error.
-template <typename Parameters>
-Error launch_early(const DeviceInfo& device, cudaStream_t stream, std::uint32_t blocks, std::uint32_t threads,
-                   std::uint32_t shared_bytes, void (*kernel)(Parameters), const Parameters& p, const char* what) {
+// `what` names the launch in an error.
+template <typename... Parameters, typename... Arguments>
+Error launch_early(const DeviceInfo& device, cudaStream_t stream, dim3 grid, std::uint32_t threads,
+                   std::uint32_t shared_bytes, const char* what, void (*kernel)(Parameters...),
+                   const Arguments&... arguments) {
   const cudaError_t status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
   if (Error error = as_error(status, what); error.code != Errc::ok) return error;
@@ -16,13 +17,13 @@ Error launch_early(const DeviceInfo& device, cudaStream_t stream, std::uint32_t 
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = {blocks, 1, 1};
+  config.gridDim = grid;
   config.blockDim = {threads, 1, 1};
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &early;
   config.numAttrs = device.major >= 9 ? 1 : 0;
-  return as_error(cudaLaunchKernelEx(&config, kernel, p), what);
+  return as_error(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), what);
 }
 
 }  // namespace kvq::cuda

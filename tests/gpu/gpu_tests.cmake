@@ -8,6 +8,7 @@ endfunction()
 kvq_gpu_test(gpu_attend_test
   tests/kernels/cuda/append_test.cc
   tests/kernels/cuda/attend_edges_test.cc
+  tests/kernels/cuda/attend_prefill_test.cc
   tests/kernels/cuda/attend_test.cc)
 kvq_gpu_test(gpu_entries_test tests/kernels/cuda/entries_test.cc)
 kvq_gpu_test(gpu_transcode_test tests/kernels/cuda/transcode_errors_test.cc tests/kernels/cuda/transcode_test.cc)

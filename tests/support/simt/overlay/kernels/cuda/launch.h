@@ -7,10 +7,10 @@
 
 namespace kvq::cuda {
 
-template <typename Parameters>
-Error launch_early(const DeviceInfo&, cudaStream_t, std::uint32_t blocks, std::uint32_t threads,
-                   std::uint32_t shared_bytes, void (*kernel)(Parameters), const Parameters& p, const char*) {
-  simt::launch([=] { simt::run(blocks, threads, shared_bytes, [&] { kernel(p); }); });
+template <typename... Parameters, typename... Arguments>
+Error launch_early(const DeviceInfo&, cudaStream_t, dim3 grid, std::uint32_t threads, std::uint32_t shared_bytes,
+                   const char*, void (*kernel)(Parameters...), const Arguments&... arguments) {
+  simt::launch([=] { simt::run(grid.x, threads, shared_bytes, [&] { kernel(arguments...); }); });
   return {};
 }
 

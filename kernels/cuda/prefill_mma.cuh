@@ -1,0 +1,161 @@
+// Hopper's instructions for many query rows: products of whole warpgroups, and the barriers between warps that bring
+// pages and warps that use them.
+//
+// Invariant: B operands lie in shared memory as rows of 128 bytes (64 elements), the 16-byte chunks of row r XORed with
+// r & 7, 8 rows after one another; A operands and accumulators are registers. What generic stores have written is a
+// B operand only after fence_writes() of the writer and a barrier.
+#pragma once
+
+#include "kernels/cuda/mma.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define KVQ_WARPGROUPS 1
+#else
+#define KVQ_WARPGROUPS 0
+#endif
+
+namespace kvq::cuda {
+
+inline constexpr std::uint32_t kGroupThreads = 128;  // of a warpgroup
+inline constexpr std::uint32_t kAtomBytes = 1024;    // 8 rows of 128 bytes
+
+// Keys are rows of a B operand whose depth is the channel, values of one whose depth is the row (kTransposed).
+// `halves` is the distance from a row's first 64 channels to the next 64.
+__device__ __forceinline__ std::uint64_t operand_at(std::uint32_t shared, std::uint32_t halves) {
+  return std::uint64_t{(shared & 0x3ffff) >> 4} | std::uint64_t{halves >> 4} << 16 |
+         std::uint64_t{kAtomBytes >> 4} << 32 | std::uint64_t{1} << 62;
+}
+
+#define KVQ_R8(c, i)                                                                                          \
+  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), \
+      "+f"(c[i + 7])
+#define KVQ_R32(c, i) KVQ_R8(c, i), KVQ_R8(c, i + 8), KVQ_R8(c, i + 16), KVQ_R8(c, i + 24)
+#define KVQ_N64                                                                                                     \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
+  "%30,%31}"
+#define KVQ_N128                                                                                                     \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"  \
+  "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57," \
+  "%58,%59,%60,%61,%62,%63}"
+
+// C (64 x 64) = A (64 x 16, this warp's 16 rows as mma.m16n8k16 has them) B (64 rows) + C, or without C.
+template <Dtype kType, bool kTransposed>
+__device__ __forceinline__ void warpgroup_mma(float (&c)[32], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
+#if KVQ_WARPGROUPS
+#define KVQ_MMA64(type)                                                                                               \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%37,0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type " " KVQ_N64 \
+               ",{%32,%33,%34,%35},%36,p,1,1,%38;\n}"                                                                 \
+               : KVQ_R32(c, 0)                                                                                        \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(std::uint32_t{adds}),                        \
+                 "n"(kTransposed ? 1 : 0))
+  if constexpr (kType == Dtype::fp16) {
+    KVQ_MMA64("f16.f16");
+  } else {
+    KVQ_MMA64("bf16.bf16");
+  }
+#undef KVQ_MMA64
+#endif
+}
+
+// The same for 128 columns.
+template <Dtype kType, bool kTransposed>
+__device__ __forceinline__ void warpgroup_mma(float (&c)[64], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
+#if KVQ_WARPGROUPS
+#define KVQ_MMA128(type)                                                                                   \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%69,0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." type \
+               " " KVQ_N128 ",{%64,%65,%66,%67},%68,p,1,1,%70;\n}"                                         \
+               : KVQ_R32(c, 0), KVQ_R32(c, 32)                                                             \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(std::uint32_t{adds}),             \
+                 "n"(kTransposed ? 1 : 0))
+  if constexpr (kType == Dtype::fp16) {
+    KVQ_MMA128("f16.f16");
+  } else {
+    KVQ_MMA128("bf16.bf16");
+  }
+#undef KVQ_MMA128
+#endif
+}
+
+// Before products: what the registers got since the last ones is in them.
+__device__ __forceinline__ void products_begin() {
+#if KVQ_WARPGROUPS
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void products_commit() {
+#if KVQ_WARPGROUPS
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+// Until at most kLeft committed groups are still on their way.
+template <int kLeft>
+__device__ __forceinline__ void products_wait() {
+#if KVQ_WARPGROUPS
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
+#endif
+}
+// Nothing that uses these registers moves across.
+template <std::uint32_t kCount>
+__device__ __forceinline__ void hold(float (&x)[kCount]) {
+#pragma unroll
+  for (std::uint32_t i = 0; i < kCount; ++i) asm volatile("" : "+f"(x[i])::"memory");
+}
+
+// Stores of this thread come before reads by the tensor cores and the bulk copy engine.
+__device__ __forceinline__ void fence_writes() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+template <std::uint32_t kRegisters, bool kMore>
+__device__ __forceinline__ void take_registers() {
+#if KVQ_WARPGROUPS
+  if constexpr (kMore) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  }
+#endif
+}
+
+// A barrier in shared memory, by address.
+__device__ __forceinline__ void barrier_init(std::uint32_t barrier, std::uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0],%1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _,[%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n .reg .pred p;\n W_%=:\n mbarrier.try_wait.parity.shared::cta.b64 p,[%0],%1,0x989680;\n @p bra D_%=;\n bra "
+      "W_%=;\n D_%=:\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+#endif
+}
+// Arrives and expects `bytes` (a multiple of 16, not 0) that a bulk copy brings.
+__device__ __forceinline__ void barrier_copy(std::uint32_t barrier, std::uint32_t to, std::uint64_t from,
+                                             std::uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(barrier), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+#endif
+}
+
+// Where a ring of `kStages` is: the stage, and the parity of its turn.
+template <std::uint32_t kStages>
+struct Turn {
+  std::uint32_t stage = 0, parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+}  // namespace kvq::cuda

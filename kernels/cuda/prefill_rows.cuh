@@ -1,0 +1,224 @@
+// Online softmax of 64 rows in the registers of a warpgroup, in exponents of two: the work of the consumers.
+//
+// Invariant: (reference, sum, out) as in row_state.cuh, but a thread has rows g and g + 8 of its warp's 16 and only its
+// own part of each sum, which finish() adds up. The reference of a row moves only when a score exceeds it by kSlack, so
+// most pages leave the outputs to the tensor cores alone; weights stay below 2^kSlack. Weights are rounded to the
+// page's type, their sums are not.
+#pragma once
+
+#include "kernels/cuda/finish_row.cuh"
+#include "kernels/cuda/prefill_stream.cuh"
+
+namespace kvq::cuda {
+
+// What the rows of this thread may see.
+struct RowRule {
+  std::int32_t length, position[2];
+  std::int32_t low, high;  // positions of the warpgroup's first and last rows
+  float slope[2];          // of ALiBi, in exponents of two
+};
+
+template <std::uint32_t kD, Dtype kType, bool kPlain>
+struct RowGroup {
+  float out[kD / 2];
+  float reference[2], sum[2];
+  std::uint32_t query[kD / 16][4];
+  RowRule rule;
+
+  // Rows from `first_row` on of a sequence and KV head; rows behind its end are zeros.
+  __device__ __forceinline__ void begin(const AttendParams& p, const TilePiece& piece, std::uint32_t first_row,
+                                        std::uint32_t thread) {
+    const std::uint32_t rows = piece.of.queries * p.group;
+    const std::int32_t start = piece.of.length - piece.of.queries;
+    rule.length = piece.of.length;
+    rule.low = start + static_cast<std::int32_t>(min(first_row, rows - 1) / p.group);
+    rule.high = start + static_cast<std::int32_t>(min(first_row + kGroupRows - 1, rows - 1) / p.group);
+    const bool negative = p.scale_log2 < 0;
+#pragma unroll
+    for (std::uint32_t r = 0; r < 2; ++r) {
+      const std::uint32_t row = first_row + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
+      const std::uint32_t token = row / p.group, head = piece.head * p.group + (row - token * p.group);
+      rule.position[r] = start + static_cast<std::int32_t>(token);
+      rule.slope[r] = 0;
+      if (!kPlain && p.alibi != nullptr && row < rows) rule.slope[r] = __ldg(p.alibi + head) * 1.44269504f;
+      const std::int64_t at = (std::int64_t{piece.of.first_query} + token) * p.q_token_stride +
+                              std::int64_t{head} * p.q_head_stride + thread % 4 * 2;
+      const auto* from = static_cast<const std::uint16_t*>(p.q) + at;
+      const bool paired = reinterpret_cast<std::uint64_t>(from) % 4 == 0;
+#pragma unroll
+      for (std::uint32_t k = 0; k < kD / 16; ++k) {
+#pragma unroll
+        for (std::uint32_t b = 0; b < 2; ++b) {
+          const std::uint16_t* const x = from + 16 * k + 8 * b;
+          std::uint32_t word = 0;
+          if (row < rows) {
+            word = paired ? __ldg(reinterpret_cast<const std::uint32_t*>(x))
+                          : __ldg(x) | std::uint32_t{__ldg(x + 1)} << 16;
+          }
+          query[k][r + 2 * b] = negative ? word ^ 0x80008000u : word;
+        }
+      }
+      reference[r] = kNothing;
+      sum[r] = 0;
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < kD / 2; ++i) out[i] = 0;
+  }
+
+  // Asks for the scores of 64 keys.
+  __device__ __forceinline__ void ask_scores(std::uint32_t keys, float (&s)[32]) const {
+    products_begin();
+#pragma unroll
+    for (std::uint32_t k = 0; k < kD / 16; ++k) {
+      const std::uint64_t b = operand_at(keys + k / 4 * (kPageTokens * 128) + k % 4 * 32, 16);
+      warpgroup_mma<kType, false>(s, query[k], b, k != 0);
+    }
+    products_commit();
+  }
+
+  // Asks for the products with 64 values.
+  __device__ __forceinline__ void ask_values(std::uint32_t values, const std::uint32_t (&weight)[4][4]) {
+    products_begin();
+#pragma unroll
+    for (std::uint32_t k = 0; k < 4; ++k) {
+      const std::uint64_t b = operand_at(values + k * 2 * kAtomBytes, kPageTokens * 128);
+      warpgroup_mma<kType, true>(out, weight[k], b, true);
+    }
+    products_commit();
+  }
+
+  __device__ __forceinline__ bool sees_all(const AttendParams& p, std::int32_t first_key) const {
+    constexpr auto kAll = static_cast<std::int32_t>(kPageTokens);
+    return first_key + kAll <= rule.length && (!p.causal || first_key + kAll - 1 <= rule.low) &&
+           (p.window < 0 || first_key > rule.high - p.window);
+  }
+
+  // Soft cap and ALiBi, and -inf where a row does not see a key. Thread: keys 8 i + 2 t + e at s[4 i + 2 r + e].
+  __device__ __forceinline__ void bend(const AttendParams& p, std::int32_t first_key, std::uint32_t lane,
+                                       float (&s)[32]) const {
+    const auto first = static_cast<std::int32_t>(lane % 4 * 2);
+    if constexpr (!kPlain) {
+      const float scale = fabsf(p.scale_log2);
+#pragma unroll
+      for (std::uint32_t i = 0; i < 32; ++i) {
+        s[i] *= scale;
+        if (p.softcap_log2 > 0) s[i] = p.softcap_log2 * tanhf(s[i] / p.softcap_log2);
+        const std::int32_t key = first_key + first + static_cast<std::int32_t>(i / 4 * 8 + i % 2);
+        s[i] -= rule.slope[i / 2 % 2] * fabsf(static_cast<float>(rule.position[i / 2 % 2] - key));
+      }
+    }
+    if (sees_all(p, first_key)) return;
+#pragma unroll
+    for (std::uint32_t r = 0; r < 2; ++r) {
+      const std::int32_t end = (p.causal ? min(rule.length, rule.position[r] + 1) : rule.length) - first_key - first;
+      const std::int32_t begin =
+          p.window < 0 ? -static_cast<std::int32_t>(kPageTokens) : rule.position[r] - p.window + 1 - first_key - first;
+#pragma unroll
+      for (std::uint32_t i = 0; i < 16; ++i) {
+        const auto key = static_cast<std::int32_t>(i / 2 * 8 + i % 2);
+        float& score = s[i / 2 * 4 + 2 * r + i % 2];
+        if (key >= end || key < begin) score = kNothing;
+      }
+    }
+  }
+
+  // Makes room for scores up to `top`, this thread's largest. The last products with values are waited for.
+  __device__ __forceinline__ void raise(const float (&top)[2]) {
+    products_wait<0>();
+    hold(out);
+#pragma unroll
+    for (std::uint32_t r = 0; r < 2; ++r) {
+      float most = fmaxf(top[r], __shfl_xor_sync(kAllLanes, top[r], 1));
+      most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
+      const float old = reference[r];
+      if (most > old + kSlack) reference[r] = most - kHead;
+      const float keep = reference[r] == old ? 1.0f : exp2_fast(old - reference[r]);
+      sum[r] *= keep;
+#pragma unroll
+      for (std::uint32_t i = 0; i < kD / 4; ++i) out[i / 2 * 4 + 2 * r + i % 2] *= keep;
+    }
+  }
+
+  // Scores -> weights. Products with the values of the page before may still be on their way.
+  __device__ __forceinline__ void weigh(const AttendParams& p, std::int32_t first_key, std::uint32_t lane,
+                                        float (&s)[32]) {
+    bend(p, first_key, lane, s);
+    const float scale = kPlain ? fabsf(p.scale_log2) : 1;
+    float top[2] = {fmaxf(s[0], s[1]), fmaxf(s[2], s[3])};
+#pragma unroll
+    for (std::uint32_t i = 1; i < 8; ++i) {
+      top[0] = fmaxf(top[0], fmaxf(s[4 * i], s[4 * i + 1]));
+      top[1] = fmaxf(top[1], fmaxf(s[4 * i + 2], s[4 * i + 3]));
+    }
+    top[0] *= scale, top[1] *= scale;
+    if (__any_sync(kAllLanes, top[0] > reference[0] + kSlack || top[1] > reference[1] + kSlack)) raise(top);
+    const float base[2] = {reference[0] == kNothing ? 0 : reference[0], reference[1] == kNothing ? 0 : reference[1]};
+#pragma unroll
+    for (std::uint32_t i = 0; i < 32; ++i) {
+      s[i] = exp2_fast(fmaf(s[i], scale, -base[i / 2 % 2]));
+      sum[i / 2 % 2] += s[i];
+    }
+  }
+
+  // As A operands of four steps of 16 keys; only when no products are on their way.
+  __device__ __forceinline__ static void pack(const float (&s)[32], std::uint32_t (&weight)[4][4]) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < 16; ++i) weight[i / 4][i % 4] = pack_pair<kType>(s[2 * i], s[2 * i + 1]);
+  }
+
+  __device__ __forceinline__ void finish_sums() {
+#pragma unroll
+    for (std::uint32_t r = 0; r < 2; ++r) {
+      sum[r] += __shfl_xor_sync(kAllLanes, sum[r], 1);
+      sum[r] += __shfl_xor_sync(kAllLanes, sum[r], 2);
+    }
+  }
+
+  // To a partial state of `rows` rows; `row` is this thread's first in the tile.
+  __device__ __forceinline__ void write_state(float* to, std::uint32_t rows, std::uint32_t row,
+                                              std::uint32_t lane) const {
+#pragma unroll
+    for (std::uint32_t r = 0; r < 2; ++r) {
+      float* const channels = to + 2 * rows + (row + 8 * r) * kD + lane % 4 * 2;
+#pragma unroll
+      for (std::uint32_t i = 0; i < kD / 8; ++i) {
+        *reinterpret_cast<float2*>(channels + 8 * i) = {out[4 * i + 2 * r], out[4 * i + 2 * r + 1]};
+      }
+      if (lane % 4 == 0) to[row + 8 * r] = reference[r], to[rows + row + 8 * r] = sum[r];
+    }
+  }
+
+  // To the output; `row` is this thread's first of the sequence and KV head.
+  __device__ __forceinline__ void write_rows(const AttendParams& p, const TilePiece& piece, std::uint32_t row,
+                                             std::uint32_t lane) const {
+#pragma unroll
+    for (std::uint32_t r = 0; r < 2; ++r) {
+      if (row + 8 * r >= piece.of.queries * p.group) continue;
+      const OutputRow to(p, piece.of.first_query, piece.head, row + 8 * r);
+      const float keep = to.finish(p, reference[r], sum[r], lane % 4 == 0);
+#pragma unroll
+      for (std::uint32_t i = 0; i < kD / 8; ++i) {
+        write_pair(p, to.at + 8 * i + lane % 4 * 2, out[4 * i + 2 * r] * keep, out[4 * i + 2 * r + 1] * keep);
+      }
+    }
+  }
+
+ private:
+  __device__ static __forceinline__ void write_pair(const AttendParams& p, std::int64_t at, float low, float high) {
+    if (p.out_type == Real::fp32) {
+      float* const to = static_cast<float*>(p.out) + at;
+      to[0] = low, to[1] = high;
+      return;
+    }
+    const std::uint32_t pair =
+        p.out_type == Real::fp16 ? pack_pair<Dtype::fp16>(low, high) : pack_pair<Dtype::bf16>(low, high);
+    auto* const to = static_cast<std::uint16_t*>(p.out) + at;
+    if (reinterpret_cast<std::uint64_t>(to) % 4 == 0) {
+      *reinterpret_cast<std::uint32_t*>(to) = pair;
+    } else {
+      to[0] = static_cast<std::uint16_t>(pair), to[1] = static_cast<std::uint16_t>(pair >> 16);
+    }
+  }
+};
+
+}  // namespace kvq::cuda
