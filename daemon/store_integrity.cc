@@ -8,15 +8,10 @@
 #include "daemon/store_state.h"
 
 namespace kvq {
-namespace {
-
-constexpr std::size_t kChecksInFlight = 16;
-
-}  // namespace
 
 // Reads the page once, on a worker: sums it up, or compares it with the sum it has. The page stays as it is and may
-// move or go meanwhile: then the answer is about bytes that are not its own any more, and is left alone. Only its slab
-// must stay mapped.
+// move or go meanwhile, and its slot be written for another: then the answer is about bytes that are not its own any
+// more, and is left alone, even if the page has come back. Only its slab must stay mapped.
 void StoreState::start_check(Tenant& t, PageId page, bool verifies) {
   const PageRecord& r = t.pages->record(page);
   const SlotRef at{r.slab, r.slot};
@@ -25,16 +20,21 @@ void StoreState::start_check(Tenant& t, PageId page, bool verifies) {
                           .from = &layouts_->layout(r.model, r.format),
                           .source_bytes = pool_.offset_bytes(at),
                           .checksum = checksum_of(r)});
-  jobs_.emplace(
-      last_job_,
-      Job{.tenant = t.id, .page = page, .generation = r.generation, .from = at, .checks = true, .verifies = verifies});
+  jobs_.emplace(last_job_, Job{.tenant = t.id,
+                               .page = page,
+                               .generation = r.generation,
+                               .moved_before = t.pages->use(page).moves,
+                               .from = at,
+                               .checks = true,
+                               .verifies = verifies});
   ++slab_use_[raw(at.slab)].checks;
   ++checks_in_flight_;
 }
 
 // Few at a time: transcodes, which make room, wait behind them.
 void StoreState::start_checks() {
-  std::size_t room = kChecksInFlight - std::min(kChecksInFlight, checks_in_flight_);
+  const std::size_t most = device_.checks_at_once();
+  std::size_t room = most - std::min(most, checks_in_flight_);
   const auto due = [&](Tenant& t, std::deque<std::pair<PageId, std::uint16_t>>& queue) -> std::optional<PageId> {
     while (!queue.empty() && room > 0) {
       const auto [page, generation] = queue.front();
@@ -72,7 +72,7 @@ void StoreState::finish_check(const Job& job, const TranscodeDone& done) {
   --slab_use_[raw(job.from.slab)].checks;
   --checks_in_flight_;
   if (job.verifies) ++verify_.pages_done;
-  const bool same = r.generation == job.generation && r.slab == job.from.slab && r.slot == job.from.slot;
+  const bool same = r.generation == job.generation && t.pages->use(job.page).moves == job.moved_before;
   if (!same || r.state != PageState::sealed) return;  // a transcode that reads it compares it itself
   if (done.error.code == Errc::lost_page) {
     if (job.verifies) ++verify_.pages_bad;

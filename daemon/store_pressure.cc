@@ -55,10 +55,7 @@ void StoreState::measure_pressure() {
 
 // Room that is being made for tenant `t`: the planner must not ask for it again.
 std::uint64_t StoreState::coming_bytes(const Tenant& t) const {
-  std::uint64_t bytes = 0;
-  for (const auto& [id, job] : jobs_) {
-    if (job.tenant == t.id && !job.checks) bytes += pool_.slab(job.from.slab).page_bytes;
-  }
+  std::uint64_t bytes = t.leaving_bytes;
   for (const Retired& item : t.limbo.items()) {
     if (now_ms_ - item.retired_ms < kLimboCountsMs) bytes += pool_.slab(item.slot.slab).page_bytes;
   }

@@ -109,6 +109,7 @@ class StoreState final : public Store {
     std::uint32_t boost = 0;                                 // levels added because wishes stay unmet
     std::uint64_t wish_bytes = 0;                            // of its unmet wishes, at the last tick
     std::uint32_t missing_ids = 0;                           // page ids that they lack
+    std::uint64_t leaving_bytes = 0;                         // slots that jobs in flight move pages out of
     Obstacle obstacle = Obstacle::none;
     std::uint64_t hit_pages = 0, lookups = 0, refusals = 0;
   };
@@ -142,7 +143,8 @@ class StoreState final : public Store {
   struct Job {
     TenantId tenant{};
     PageId page{};
-    std::uint16_t generation = 0;  // of a check
+    std::uint16_t generation = 0;  // of a check, as the next
+    std::uint32_t moved_before = 0;
     SlotRef from, to;
     Format format = Format::none;  // of the destination
     bool moves = false;            // a compaction: same format, another slab
@@ -289,6 +291,7 @@ class StoreState final : public Store {
   std::vector<Session*> wishers();
   void make_slabs(TickReport& report);
   bool may_have_pages(const Session& s) const;
+  bool is_urgent() const;
   void note_steps(std::uint64_t now_ms);
   void update_words(Session& s);
   PressureLevel level_of(const Tenant& t) const { return std::max(t.level, arena_level_); }

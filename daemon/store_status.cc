@@ -156,6 +156,7 @@ void StoreState::check_invariants() const {
       }
     }
     std::uint32_t retired = 0, indexed = 0;
+    std::uint64_t leaving_bytes = 0;
     for (std::uint32_t i = 1; i < pages.capacity(); ++i) {
       const PageRecord& r = pages.record(PageId{i});
       const PageUse& u = pages.use(PageId{i});
@@ -176,6 +177,7 @@ void StoreState::check_invariants() const {
       KVQ_ASSERT(Layouts::format_of(pool_.slab(r.slab).layout) == r.format);
       if (r.state == PageState::credit) ++credits[r.owner];
       retired += r.state == PageState::retired ? 1 : 0;
+      leaving_bytes += r.state == PageState::transcoding ? pool_.slab(r.slab).page_bytes : 0;
       KVQ_ASSERT((entry.state == EntryState::lost) == (r.state == PageState::lost) || r.state == PageState::retired);
       KVQ_ASSERT((r.state == PageState::retired) == (pool_.slab(r.slab).page[raw(r.slot)] == kNullPage));
       KVQ_ASSERT(r.state == PageState::retired || pool_.slab(r.slab).page[raw(r.slot)] == PageId{i});
@@ -185,7 +187,7 @@ void StoreState::check_invariants() const {
     }
     std::uint32_t limbo_pages = 0;
     for (const Retired& item : t->limbo.items()) limbo_pages += item.page != kNullPage ? 1 : 0;
-    KVQ_ASSERT(retired == limbo_pages && indexed == t->prefix->size());
+    KVQ_ASSERT(retired == limbo_pages && indexed == t->prefix->size() && leaving_bytes == t->leaving_bytes);
     for (SessionId id : t->sessions) KVQ_ASSERT(find_session(id)->credits == credits[id]);
   }
 }

@@ -66,6 +66,14 @@ bool StoreState::may_have_pages(const Session& s) const {
   return !blocks || now_ms_ - s.oldest_since_ms < config_.step_deadline_ms;
 }
 
+// Somebody waits for memory that transcodes and drops have to free, or the next who asks will. The level evict alone is
+// none of these: a full cache stays at it, and there is room for what is asked meanwhile.
+bool StoreState::is_urgent() const {
+  return arena_level_ == PressureLevel::refuse || std::any_of(tenants_.begin(), tenants_.end(), [](const auto& t) {
+           return t->level == PressureLevel::refuse || t->obstacle > Obstacle::waiting;
+         });
+}
+
 // Tenants with the least memory for their share first; within one, earlier wishes first.
 std::vector<StoreState::Session*> StoreState::wishers() {
   std::vector<Session*> out;

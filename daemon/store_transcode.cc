@@ -2,6 +2,16 @@
 //
 // Invariant: the destination is taken first and named by nobody until the job is done; then the new entry is published
 // and the old slot retired. A job that fails frees its destination, and the page is where and what it was.
+//
+// Jobs in flight never depend on one another, so a device may run them at the same time:
+// - Only a sealed page starts a job, and no other while it is transcoding: nobody reads a destination before its job
+// has
+//   been answered, since until then no record names it.
+// - A slot is taken as a destination when it is free: of no page, retired, or waiting in limbo. A source is retired
+// when
+//   its job has been answered, a destination given back then, never earlier.
+// - Checks only read, and do not hold their slot: it may be taken and written meanwhile. That harms no page, and what
+//   such a check says is not believed (store_integrity.cc).
 #include "daemon/store_state.h"
 
 namespace kvq {
@@ -27,6 +37,7 @@ bool StoreState::start_transcode(Tenant& t, PageId page, Format to, std::optiona
                           .checksum = checksum_of(r)});
   jobs_.emplace(last_job_, job);
   pool_.set_leaving(from, true);
+  t.leaving_bytes += layouts_->layout(r.model, r.format).page_bytes;
   t.pages->move(page, PageState::transcoding);
   if (to != Format::dense) t.pages->set_turns_cold(page, true);
   kill_point(KillPoint::transcode_started);
@@ -35,6 +46,7 @@ bool StoreState::start_transcode(Tenant& t, PageId page, Format to, std::optiona
 }
 
 void StoreState::submit_jobs() {
+  device_.set_urgent(is_urgent());
   if (unsubmitted_.empty()) return;
   device_.submit(unsubmitted_);
   unsubmitted_.clear();
@@ -65,6 +77,7 @@ void StoreState::finish_job(const Job& job, const TranscodeDone& done, TickRepor
   const PageRecord& r = t.pages->record(job.page);
   KVQ_ASSERT(r.state == PageState::transcoding && r.slab == job.from.slab && r.slot == job.from.slot);
   pool_.set_leaving(job.from, false);
+  t.leaving_bytes -= layouts_->layout(r.model, r.format).page_bytes;
   t.pages->set_turns_cold(job.page, false);
   const bool released = t.pages->use(job.page).references == 0 && (r.flags & kPageIndexed) == 0;
   // A holder that lost its connection since may not have mapped the new slab.

@@ -55,7 +55,7 @@ class GpuCheck(unittest.TestCase):
     def test_what_passes_is_said_and_logged(self):
         code, table, _ = self.check("--only", "gpu_entries_test,bench:,memcheck:gpu_entries")
         self.assertEqual(code, 0)
-        self.assertEqual(len(table), 14)
+        self.assertEqual(len(table), 15)
         self.assertEqual({verdict for verdict, _ in table.values()}, {"passed"})
         self.assertEqual(table["gpu_entries_test"][1], "fine")
         self.assertIn("--gtest_brief=1\nfine", self.log("gpu_entries_test"))
@@ -159,7 +159,7 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(every[0], "gpu_entries_test")
         self.assertEqual(every[-1], "bench:mps_crash")
         self.assertEqual(listed("--only", "bench:", "--skip", "bench:mps_crash,bench:recovery,bench:attend"),
-                         ["bench:transcode", "bench:decode", "bench:latencies", "bench:interference", "bench:million_tokens"])
+                         ["bench:transcode", "bench:decode", "bench:latencies", "bench:interference", "bench:pacing", "bench:million_tokens"])
         self.assertEqual(listed("--skip", "gpu_,python,shared,memcheck,racecheck,initcheck"), [n for n in every if n.startswith("bench:")])
         self.assertFalse((self.bundle / "results").exists())
 

@@ -238,6 +238,56 @@ TEST(StoreIntegrity, PageThatMovesUnderACheckIsNotTakenForDamaged) {
   EXPECT_FALSE(node.store->status().verify.running);
 }
 
+TEST(StoreIntegrity, WhatACheckSaysOfASlotThatIsAnothersByNowIsNotBelieved) {
+  StoreNode node(8);
+  auto client = node.client(node.tenant("a"));
+  SimServer s{node, *client};
+  ASSERT_TRUE(s.want(2));
+  s.open(1);
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    const Key key = chain_key(7, i);
+    s.seal(1, i, s.take(1, i, key), key, 0, kPrivate);
+  }
+  s.drain();
+  s.park(1);
+  node.ticks(3);
+  node.store->quantize(std::nullopt, 0, false, node.now_ms);
+  node.ticks(5);
+  node.device.hold_checks = true;
+  node.store->verify(std::nullopt);
+  node.tick();
+  s.release(1);  // nobody's any more, so their slots are free soon
+  const auto more = s.grow(3, 9, 4);
+  ASSERT_EQ(more.size(), 4u);
+  s.park(3);
+  node.store->quantize(std::nullopt, 0, false, node.now_ms);
+  node.ticks(10);
+  EXPECT_EQ(node.device.written_under_checks, 2u) << "else this is about nothing";
+  node.device.hold_checks = false;
+  for (int i = 0; i < 100 && node.store->status().verify.running; ++i) node.tick();
+  EXPECT_EQ(node.store->status().verify.pages_bad_ever, 0u);
+  for (std::uint32_t i = 0; i < 4; ++i) EXPECT_TRUE(client->holds(more[i], value_of(chain_key(9, i)))) << i;
+  node.store->check_invariants();
+}
+
+TEST(StoreIntegrity, AsManyChecksRunAsTheDeviceTakesAtOnce) {
+  StoreNode node(8);
+  auto client = node.client(node.tenant("a"));
+  SimServer s{node, *client};
+  ASSERT_EQ(s.grow(1, 7, 20).size(), 20u);
+  node.ticks(5);
+  node.device.hold_checks = true;
+  node.device.checks = 5;
+  node.store->verify(std::nullopt);
+  node.ticks(3);
+  EXPECT_EQ(node.device.in_flight(), 5u);
+  node.device.checks = 9;
+  node.ticks(3);
+  EXPECT_EQ(node.device.in_flight(), 9u);
+  node.device.hold_checks = false;
+  EXPECT_EQ(verified(node).pages_done, 40u);
+}
+
 TEST(StoreIntegrity, EveryByteOfAPageCounts) {
   const std::uint64_t page_bytes = make_layout(tiny_geometry(), Format::dense).page_bytes;
   for (std::uint64_t byte : {std::uint64_t{0}, std::uint64_t{1}, page_bytes / 2, page_bytes - 1}) {

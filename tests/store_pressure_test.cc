@@ -34,6 +34,26 @@ TEST(StorePressure, IdlePagesAreQuantizedBeforeRunningOnes) {
   for (std::uint32_t i = 0; i < 8; ++i) EXPECT_TRUE(client->holds(idle[i], value_of(chain_key(1, i))));
 }
 
+// A device with a pace keeps it unless somebody waits for memory.
+TEST(StorePressure, TheDeviceIsToldForAsLongAsSomebodyWaitsForMemory) {
+  StoreNode node(11);  // 10 usable, of 4 dense pages each; quantize at 0.6
+  auto client = node.client(node.tenant("a"));
+  SimServer s{node, *client};
+  ASSERT_EQ(s.grow(1, 1, 28).size(), 28u);
+  s.park(1);
+  node.device.hold_jobs = true;
+  node.ticks(3);
+  ASSERT_GT(node.device.in_flight(), 0u);
+  EXPECT_FALSE(node.device.urgent) << "memory is short and nobody waits";
+  EXPECT_FALSE(node.store->request_credits(client->id, 16));
+  node.ticks(2);
+  EXPECT_TRUE(node.device.urgent) << "for what was submitted before, too";
+  node.device.hold_jobs = false;
+  EXPECT_TRUE(s.want(16));
+  node.ticks(5, 50);
+  EXPECT_FALSE(node.device.urgent);
+}
+
 TEST(StorePressure, WindowAndSinksOfARunningSequenceStayDense) {
   StoreNode node(5);
   auto client = node.client(node.tenant("a"));

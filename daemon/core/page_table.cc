@@ -125,6 +125,7 @@ void PageTable::set_place(PageId page, const Place& place) {
   r.slot = place.slot;
   r.format = place.format;
   r.flags &= static_cast<std::uint16_t>(~kPageHasChecksum);  // of the old place
+  ++uses_[raw(page)].moves;
 }
 
 void PageTable::set_seal(PageId page, const Seal& seal) {

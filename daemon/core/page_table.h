@@ -79,6 +79,7 @@ struct PageUse {
   std::uint32_t references = 0, running = 0, protections = 0, immobile = 0;
   std::uint32_t children = 0;  // indexed pages whose parent this is
   std::uint8_t failures = 0;   // of transcodes in a row
+  std::uint32_t moves = 0;     // to another place, under this generation
 };
 
 enum class VictimList : std::uint8_t { none, idle, running, cached };

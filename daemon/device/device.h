@@ -96,7 +96,13 @@ class Device {
   // Readable when poll() or published() may say something new; -1: `RunBlocking` says it.
   virtual int wake_descriptor() const { return -1; }
   virtual DeviceHealth health() const { return {}; }
-  // Queues jobs; the span is copied. Jobs run in any order, on other threads.
+  // How many jobs that only sum up it should have at a time: those that make room may wait behind them.
+  virtual std::uint32_t checks_at_once() const { return 16; }
+  // Whether somebody waits for memory; said at each tick before its jobs. A device that runs jobs at a pace, for the
+  // sake of those who compute on it, then runs them at once, those that it has already too.
+  virtual void set_urgent(bool /*urgent*/) {}
+  // Queues jobs; the span is copied. Jobs run in any order and at the same time, on other threads: none touches a slot
+  // that another one, not yet returned by poll, writes, except that one which only sums up may read it meanwhile.
   virtual void submit(std::span<const TranscodeJob> jobs) = 0;
   // Appends what has finished since the last call.
   virtual void poll(std::vector<TranscodeDone>& done) = 0;

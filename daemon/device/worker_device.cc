@@ -87,6 +87,13 @@ void WorkerDevice::publish(TenantId tenant, PageId page, std::uint64_t entry) {
 
 // --- jobs ---
 
+// A next worker hears of it at the store's next tick.
+void WorkerDevice::set_urgent(bool urgent) {
+  if (!works()) return;
+  link_.set_urgent(urgent);
+  link_.ring();
+}
+
 void WorkerDevice::submit(std::span<const TranscodeJob> jobs) {
   jobs_.submit(jobs);
   if (!works()) return;

@@ -45,12 +45,15 @@ class WorkerDevice final : public Device {
   void advance(std::uint64_t now_ms) override;
   int wake_descriptor() const override { return wake_.get(); }
   DeviceHealth health() const override;
+  std::uint32_t checks_at_once() const override { return kChecksAtOnce; }
+  void set_urgent(bool urgent) override;
   void submit(std::span<const TranscodeJob> jobs) override;
   void poll(std::vector<TranscodeDone>& done) override;
   std::size_t in_flight() const override { return jobs_.unanswered(); }
 
  private:
   enum class State : std::uint8_t { starting, working, ending, waiting, lost };
+  static constexpr std::uint32_t kChecksAtOnce = 256;  // a worker runs whatever waits together, with pauses between
 
   // worker_device_start.cc
   bool launch(MadeWorkerDevice& made, WorkerLink started);

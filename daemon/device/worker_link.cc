@@ -68,6 +68,11 @@ bool WorkerLink::pop_done(gpu::JobDone& done) {
   return true;
 }
 
+void WorkerLink::set_urgent(bool urgent) {
+  const bool was = rings().urgent.exchange(urgent ? 1 : 0, std::memory_order_seq_cst) != 0;
+  bell_ = bell_ || (urgent && !was);
+}
+
 void WorkerLink::ring() {
   if (!bell_) return;
   bell_ = false;

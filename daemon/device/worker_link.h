@@ -35,6 +35,7 @@ class WorkerLink {
   bool push_job(const gpu::Job& job);
   bool push_entry(const gpu::EntryWrite& write);
   bool pop_done(gpu::JobDone& done);
+  void set_urgent(bool urgent);
   // Rings the worker if it may sleep; after pushing.
   void ring();
 

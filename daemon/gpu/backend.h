@@ -5,6 +5,7 @@
 // worker ends and kvqd starts another.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <span>
@@ -48,10 +49,15 @@ class Backend {
   virtual std::uint64_t written() = 0;
 
   virtual void add_model(std::uint32_t number, const ModelGeometry& geometry) = 0;
-  // Queues jobs; they run on a low-priority stream in batches of the backend's choice. The span is copied.
+  // Queues jobs; they run on a low-priority stream in batches of the backend's choice and at its pace. No job touches a
+  // slot that another one, submitted and not yet returned, writes, unless it only sums up. The span is copied.
   virtual Result<void> submit(std::span<const Job> jobs) = 0;
   // Appends what has finished; `busy` tells whether anything is left. Errors: context_lost.
   virtual Result<bool> poll(std::vector<JobDone>& done) = 0;
+  // Somebody waits for memory: until this is false again nothing that is queued waits for the pace.
+  virtual void set_urgent(bool /*urgent*/) {}
+  // With something left: how long there is no need to poll unless something is submitted or becomes urgent.
+  virtual std::chrono::nanoseconds quiet() const { return std::chrono::microseconds(100); }
 };
 
 // kvqd-gpu: opens the GPU with this UUID (empty: the first visible one), with this exporter (none: vmm where the GPU can,

@@ -45,6 +45,8 @@ class CudaBackend : public Backend {
     if (!mirrors_->health()) return mirrors_->health().error();
     return jobs_->poll(done);
   }
+  void set_urgent(bool urgent) override { jobs_->set_urgent(urgent); }
+  std::chrono::nanoseconds quiet() const override { return jobs_->quiet(); }
 
  private:
   std::byte* locate(std::uint64_t offset_bytes, std::uint64_t bytes) const;

@@ -1,6 +1,8 @@
 // Opening the GPU. The limits below are what a context takes for what kvq's kernels never do.
 #include "daemon/gpu/cuda_context.h"
 
+#include <algorithm>
+
 namespace kvq::gpu {
 namespace {
 
@@ -49,9 +51,13 @@ Result<void> CudaContext::enter() {
   d.ctx_set_limit(CU_LIMIT_PRINTF_FIFO_SIZE, 0);
   d.ctx_set_limit(CU_LIMIT_MALLOC_HEAP_SIZE, 0);
   d.ctx_set_limit(CU_LIMIT_STACK_SIZE, 0);
-  int in_mps = 0;
+  int in_mps = 0, clock_khz = 0, width_bits = 0;
   d.device_get_attribute(&in_mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, gpu_.device);
+  d.device_get_attribute(&clock_khz, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, gpu_.device);
+  d.device_get_attribute(&width_bits, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, gpu_.device);
   in_mps_ = in_mps != 0;
+  gpu_bytes_per_s_ = std::uint64_t{1000} * static_cast<std::uint32_t>(std::max(clock_khz, 0)) *
+                     static_cast<std::uint32_t>(std::max(width_bits, 0)) / 8 * 2;  // twice a clock
   return {};
 }
 

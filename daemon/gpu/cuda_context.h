@@ -23,6 +23,8 @@ class CudaContext {
   const cuda::Driver& driver() const { return driver_; }
   const cuda::Gpu& gpu() const { return gpu_; }
   bool in_mps() const { return in_mps_; }
+  // What its memory can give at most, by its clock and width; 0: the driver does not say.
+  std::uint64_t gpu_bytes_per_s() const { return gpu_bytes_per_s_; }
   Result<std::uint64_t> free_bytes() const;
   // By how much more memory is in use than before this context was made, so asked soon after; 0: not known.
   std::uint64_t overhead_bytes() const;
@@ -34,7 +36,7 @@ class CudaContext {
   const cuda::Driver& driver_;
   const cuda::Gpu gpu_;
   bool retained_ = false, in_mps_ = false;
-  std::uint64_t used_before_ = 0;
+  std::uint64_t used_before_ = 0, gpu_bytes_per_s_ = 0;
   const Nvml nvml_;
 };
 

@@ -1,19 +1,18 @@
-// How large a batch is: beside other processes' work each batch costs them one switch of contexts, about 0.4 ms
-// whatever its size, so batches are large and a little late. Inside MPS there is no switch, and small batches leave the
-// GPU's units to others sooner.
+// A batch is of one group, so a burst of the pace is as many batches as groups wait; those that find no ticket follow
+// as soon as one is free.
 #include "daemon/gpu/cuda_jobs.h"
 
 #include <algorithm>
+#include <chrono>
 
 namespace kvq::gpu {
 namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::uint32_t kLargeBatch = 256, kSmallBatch = 16;  // pages
-constexpr std::uint32_t kFullEnough = 64;                     // outside MPS: launched at once
-constexpr auto kPatience = 3ms;                               // outside MPS: how long a smaller batch waits for more
-constexpr std::uint32_t kBatchesInFlight = 2;                 // one runs, one is ready to follow it
+// Together all that kvqd may have submitted, so a burst is limited by the pace alone.
+constexpr std::uint32_t kBatchesInFlight = 4, kBatchJobs = kJobsInFlight / kBatchesInFlight;
+constexpr PaceTime kLook = 100us;  // while a batch runs
 
 std::uint64_t key_of(const Job& job) {
   return (std::uint64_t{job.model} << 16) | (std::uint64_t{static_cast<std::uint8_t>(job.from)} << 8) |
@@ -22,9 +21,14 @@ std::uint64_t key_of(const Job& job) {
 
 bool is_format(Format f) { return f != Format::none && static_cast<std::uint32_t>(f) < kFormatCount; }
 
+PaceTime now() { return std::chrono::steady_clock::now().time_since_epoch(); }
+
 JobDone refused(const Job& job, const Error& error) { return {job.id, error.code, error.native, 0}; }
 
 }  // namespace
+
+CudaJobs::CudaJobs(const CudaContext& context, Locate locate)
+    : context_(context), locate_(std::move(locate)), pace_(pace_rule(context.in_mps(), context.gpu_bytes_per_s())) {}
 
 Result<std::unique_ptr<CudaJobs>> CudaJobs::create(const CudaContext& context, Locate locate) {
   std::unique_ptr<CudaJobs> out(new CudaJobs(context, std::move(locate)));
@@ -33,7 +37,7 @@ Result<std::unique_ptr<CudaJobs>> CudaJobs::create(const CudaContext& context, L
           context.driver().stream_create_with_priority(&out->stream_, CU_STREAM_NON_BLOCKING, kLowest)) {
     return cuda::driver_error(code, "cuStreamCreateWithPriority");
   }
-  auto transcoder = cuda::Transcoder::create(out->batch_jobs(), kBatchesInFlight, out->stream_);
+  auto transcoder = cuda::Transcoder::create(kBatchJobs, kBatchesInFlight, out->stream_);
   if (!transcoder) return transcoder.error();
   out->transcoder_ = std::move(*transcoder);
   return out;
@@ -44,8 +48,6 @@ CudaJobs::~CudaJobs() {
   if (stream_ != nullptr) context_.driver().stream_destroy(stream_);
 }
 
-std::uint32_t CudaJobs::batch_jobs() const { return context_.in_mps() ? kSmallBatch : kLargeBatch; }
-
 void CudaJobs::add_model(std::uint32_t number, const ModelGeometry& geometry) {
   auto model = std::make_unique<Model>();
   model->geometry = geometry;
@@ -53,33 +55,52 @@ void CudaJobs::add_model(std::uint32_t number, const ModelGeometry& geometry) {
   models_[number] = std::move(model);
 }
 
+// What cannot be known to be a page counts too, so that its turn to be refused comes.
+std::uint64_t CudaJobs::source_bytes(const Job& job) const {
+  const auto model = models_.find(job.model);
+  const bool known = model != models_.end() && is_format(job.from);
+  return known ? model->second->layout[static_cast<std::size_t>(job.from)].page_bytes : 1;
+}
+
 void CudaJobs::submit(std::span<const Job> jobs) {
   for (const Job& job : jobs) {
     const std::uint64_t key = key_of(job);
     auto group = std::find_if(groups_.begin(), groups_.end(), [key](const Group& g) { return g.key == key; });
-    if (group == groups_.end()) group = groups_.insert(groups_.end(), Group{key, {}, Clock::now()});
+    if (group == groups_.end()) group = groups_.insert(groups_.end(), Group{key, source_bytes(job), {}, now()});
     group->jobs.push_back(job);
   }
 }
 
-bool CudaJobs::is_due(const Group& group, Clock::time_point now) const {
-  return context_.in_mps() || group.jobs.size() >= kFullEnough || now - group.oldest >= kPatience;
+BatchPace::Waiting CudaJobs::waiting() const {
+  BatchPace::Waiting out{.oldest = PaceTime::max(), .urgent = urgent_};
+  for (const Group& group : groups_) {
+    out.bytes += group.page_bytes * group.jobs.size();
+    out.oldest = std::min(out.oldest, group.oldest);
+  }
+  return out;
 }
 
 Result<bool> CudaJobs::poll(std::vector<JobDone>& done) {
+  bool runs = !running_.empty();  // at the last look: what its tickets kept waiting belongs to the same burst
   if (const Result<void> collected = collect(done); !collected) return collected.error();
-  const auto now = Clock::now();
-  for (std::size_t i = 0; i < groups_.size() && running_.size() < kBatchesInFlight;) {
-    if (!is_due(groups_[i], now)) {
-      ++i;
-      continue;
-    }
-    if (const Result<void> launched = launch(groups_[i], done); !launched) return launched.error();
-    Group group = std::move(groups_[i]);
-    groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(i));
-    if (!group.jobs.empty()) groups_.push_back(std::move(group));  // the other groups come first; it stays due
+  while (!groups_.empty() && running_.size() < kBatchesInFlight) {
+    const std::uint64_t room = pace_.room(now(), waiting(), runs);
+    if (room == 0) break;
+    Group group = std::move(groups_.front());
+    groups_.pop_front();
+    const std::size_t waited = group.jobs.size();
+    const std::uint64_t fit = (room + group.page_bytes - 1) / group.page_bytes;
+    if (const Result<void> launched = launch(group, fit, done); !launched) return launched.error();
+    pace_.launched((waited - group.jobs.size()) * group.page_bytes);
+    if (!group.jobs.empty()) groups_.push_back(std::move(group));  // the other groups come first
+    runs = true;
   }
   return !groups_.empty() || !running_.empty();
+}
+
+PaceTime CudaJobs::quiet() const {
+  if (!running_.empty()) return kLook;
+  return groups_.empty() ? PaceTime::max() : std::max(pace_.due(waiting()) - now(), PaceTime(0));
 }
 
 Result<void> CudaJobs::collect(std::vector<JobDone>& done) {
@@ -99,7 +120,7 @@ Result<void> CudaJobs::collect(std::vector<JobDone>& done) {
 }
 
 // Takes up to one batch of jobs from the group.
-Result<void> CudaJobs::launch(Group& group, std::vector<JobDone>& done) {
+Result<void> CudaJobs::launch(Group& group, std::uint64_t most_jobs, std::vector<JobDone>& done) {
   std::vector<cuda::PageJob> pages;
   std::vector<Job> jobs;
   const Job first = group.jobs.front();
@@ -108,7 +129,7 @@ Result<void> CudaJobs::launch(Group& group, std::vector<JobDone>& done) {
   const bool known = model != models_.end() && is_format(first.from) && (sums_only || is_format(first.to));
   const PageLayout* from = known ? &model->second->layout[static_cast<std::size_t>(first.from)] : nullptr;
   const PageLayout* to = known && !sums_only ? &model->second->layout[static_cast<std::size_t>(first.to)] : nullptr;
-  while (!group.jobs.empty() && pages.size() < batch_jobs()) {
+  for (std::uint64_t most = std::min<std::uint64_t>(most_jobs, kBatchJobs); most > 0 && !group.jobs.empty(); --most) {
     const Job job = group.jobs.front();
     group.jobs.pop_front();
     cuda::PageJob page;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <set>
@@ -20,7 +21,7 @@
 namespace kvq::gpu {
 namespace {
 
-constexpr long kIdleNs = 50'000'000, kBusyNs = 100'000;
+constexpr std::chrono::nanoseconds kIdle = std::chrono::milliseconds(50), kWriting = std::chrono::microseconds(100);
 constexpr std::size_t kMessagesPerRound = 16, kEntriesPerRound = 4096;
 
 class Worker {
@@ -203,6 +204,7 @@ class Worker {
 
   bool finish_jobs() {
     done_.clear();
+    backend_.set_urgent(rings_.urgent.load(std::memory_order_seq_cst) != 0);
     const Result<bool> busy = backend_.poll(done_);
     for (const JobDone& done : done_) finish(done);
     if (!busy) fail(busy.error());
@@ -254,7 +256,9 @@ class Worker {
   void sleep_until_rung() {
     const short out = socket_.all_sent() ? 0 : POLLOUT;
     pollfd wanted[2] = {{kSocketFd, static_cast<short>(POLLIN | out), 0}, {kWorkerBellFd, POLLIN, 0}};
-    const timespec longest{0, busy_ || writing_ ? kBusyNs : kIdleNs};
+    std::chrono::nanoseconds rest = busy_ ? std::min(kIdle, backend_.quiet()) : kIdle;
+    if (writing_) rest = std::min(rest, kWriting);
+    const timespec longest{0, rest.count()};
     if (::ppoll(wanted, 2, &longest, nullptr) > 0 && wanted[1].revents != 0) {
       std::uint64_t rings = 0;
       [[maybe_unused]] const ssize_t got = ::read(kWorkerBellFd, &rings, sizeof(rings));

@@ -33,7 +33,7 @@
 
 namespace kvq::gpu {
 
-inline constexpr std::uint32_t kWorkerProtocol = 2;  // kvqd and kvqd-gpu are of one release
+inline constexpr std::uint32_t kWorkerProtocol = 3;  // kvqd and kvqd-gpu are of one release
 inline constexpr int kSocketFd = 3, kRingsFd = 4, kWorkerBellFd = 5, kDaemonBellFd = 6;
 inline constexpr std::uint32_t kDeviceItself = ~std::uint32_t{0};  // index of a `failed` that ends the worker
 inline constexpr std::uint32_t kAnySlab = ~std::uint32_t{0};       // index of a `spare` that fits every place
@@ -146,6 +146,7 @@ struct WorkerRings {
   WorkerRing<JobDone, kJobsInFlight> done;         // worker produces; never full, since no more are in flight
   WorkerRing<EntryWrite, 65536> entries;           // kvqd produces
   alignas(64) std::atomic<std::uint64_t> written;  // sequence up to which every kernel that starts now sees all entries
+  alignas(64) std::atomic<std::uint32_t> urgent;   // kvqd: 1: somebody waits for memory, so no job waits for the pace
   alignas(64) std::atomic<std::uint64_t> beats;    // the worker's loop adds one each round, at least every 100 ms
 };
 

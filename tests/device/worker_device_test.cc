@@ -432,6 +432,27 @@ TEST_F(WorkerAdopts, ASlabThatCannotBeImportedAtAllIsNotAdopted) {
   EXPECT_EQ(device->adopt_slab(SlabId{0}, kept, serial).error().code, Errc::system);
 }
 
+TEST_F(WorkerTest, WhoWaitsForMemoryMakesWhatWasSubmittedBeforeRunAtOnce) {
+  faults("paced=1,die_at_job=2");
+  start();
+  ASSERT_TRUE(device->create_slab(SlabId{0}));
+  ASSERT_TRUE(device->create_slab(SlabId{1}));
+  submit(0, kSlab);
+  device->set_urgent(false);
+  EXPECT_FALSE(until([&] { return device->in_flight() == 0; }, 100));
+  device->set_urgent(true);
+  ASSERT_TRUE(until([&] { return device->in_flight() == 0; }, 5000));
+  EXPECT_EQ(last_error[1].code, Errc::ok);
+  submit(0, kSlab);  // the worker dies of it
+  ASSERT_TRUE(until([&] { return device->health().restarts == 1 && !device->health().degraded; }));
+  submit(0, kSlab);
+  EXPECT_FALSE(until([&] { return device->in_flight() == 0; }, 100)) << "the next worker has been told nothing yet";
+  device->set_urgent(true);  // as the store says at each tick
+  ASSERT_TRUE(until([&] { return device->in_flight() == 0; }, 5000));
+  EXPECT_EQ(last_error[3].code, Errc::ok);
+  expect_each_job_answered_once();
+}
+
 TEST_F(WorkerTest, ThePidfdOfNothingIsNoReasonToWait) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);

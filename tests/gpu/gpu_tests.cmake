@@ -68,10 +68,12 @@ kvq_gpu_test(kvq_bench_gpu_node
   tests/bench/gpu_node/million_tokens.cc
   tests/bench/gpu_node/mps_crash.cc
   tests/bench/gpu_node/node.cc
+  tests/bench/gpu_node/pacing.cc
   tests/bench/gpu_node/recovery.cc
   tests/bench/gpu_node/reference.cc
   tests/bench/gpu_node/roles.cc
   tests/bench/gpu_node/servers.cc
+  tests/bench/gpu_node/source.cc
   tests/bench/gpu_node/step_check.cu
   tests/bench/gpu_node/values.cu)
 target_compile_definitions(kvq_bench_gpu_node PRIVATE KVQCTL_PATH="$<TARGET_FILE:kvqctl>")

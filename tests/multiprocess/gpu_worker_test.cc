@@ -84,6 +84,25 @@ TEST(GpuWorker, ClientsDecodeWhileItDiesAndHangsAgainAndAgain) {
   EXPECT_EQ(books.close(), "") << daemon.log();
 }
 
+// A worker may let transcodes wait for the sake of those who compute on its GPU, but not when somebody waits for room.
+TEST(GpuWorker, AServerThatWaitsForRoomDoesNotWaitForItsPace) {
+  HeldDaemon daemon(settings(), {"KVQ_FAKE_GPU=paced=1"});
+  TinyModel tiny(daemon.socket(), {});
+  Sequence sequence = tiny.model().open({});
+  constexpr std::uint64_t kPiece = 8 * KVQ_PAGE_TOKENS, kTokens = 20 * kPiece;  // 160 pages; the arena has room for 120
+  const std::vector<std::uint32_t> tokens = token_stream(1, kTokens);
+  for (std::uint64_t at = 0; at < kTokens; at += kPiece) {
+    const auto first = tokens.begin() + static_cast<std::ptrdiff_t>(at);
+    tiny.write(sequence, at, {first, first + kPiece}, 20'000);
+    if (at == 10 * kPiece) {
+      EXPECT_EQ(status_of(daemon)["transcodes"]["done"], 0u) << "memory is short, and nobody waits";
+    }
+  }
+  EXPECT_GT(status_of(daemon)["transcodes"]["done"], 0u);
+  const Seen seen = tiny.attend_and_check(sequence.block_table(), static_cast<std::int32_t>(kTokens), 0, 1);
+  EXPECT_EQ(seen.calls, 1u);
+}
+
 TEST(GpuWorker, ItsPagesOutliveKvqdAndItself) {
   HeldDaemon daemon(settings());
   const Books books(daemon, 1, true);

@@ -2,7 +2,8 @@
 // lag.
 //
 // Invariant: everything it does follows from its seed and the calls it gets. A job runs on the inner device only when
-// its delay is over, so a source slot that was reused meanwhile shows as wrong bytes.
+// its delay is over, so a source slot that was reused meanwhile shows as wrong bytes. Each job is compared with all
+// that are not answered yet: one that depends on another is a failure.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -34,12 +35,14 @@ class FakeDevice final : public Device {
   void replace(std::unique_ptr<Device> inner) {
     inner_ = std::move(inner);
     waiting_.clear();
+    unanswered_.clear();
     mirrors_.clear();
     unwritten_.clear();
     publications_ = published_ = 0;
   }
   Faults faults;
-  bool hold_jobs = false;  // nothing starts until this is false again
+  bool hold_jobs = false;    // nothing starts until this is false again
+  bool hold_checks = false;  // likewise, for jobs that only sum up
 
   std::string name() const override { return inner_->name(); }
   std::uint64_t arena_bytes() const override { return inner_->arena_bytes(); }
@@ -90,21 +93,31 @@ class FakeDevice final : public Device {
     }
   }
 
+  std::uint32_t checks_at_once() const override { return checks; }
+  void set_urgent(bool now) override { urgent = now; }
   void submit(std::span<const TranscodeJob> jobs) override {
-    for (const TranscodeJob& job : jobs)
+    for (const TranscodeJob& job : jobs) {
+      expect_independent(job);
       waiting_.push_back({job, static_cast<std::uint32_t>(random_() % (faults.max_delay_polls + 1))});
+    }
     submitted += jobs.size();
   }
 
   void poll(std::vector<TranscodeDone>& done) override {
+    const std::size_t before = done.size();
     if (!hold_jobs) start_due(done);
     inner_->poll(done);
+    for (std::size_t i = before; i < done.size(); ++i) unanswered_.erase(done[i].id);
     if (faults.max_delay_polls > 0) std::shuffle(done.begin(), done.end(), random_);
   }
 
   std::size_t in_flight() const override { return waiting_.size() + inner_->in_flight(); }
 
   std::size_t submitted = 0;
+  std::uint32_t checks = 16;
+  bool urgent = false;  // as last told
+  // Jobs that write a slot which a check, not answered yet, still reads.
+  std::size_t written_under_checks = 0;
 
  private:
   struct Mirror {
@@ -121,13 +134,28 @@ class FakeDevice final : public Device {
     std::uint32_t polls;
   };
 
+  static bool overlap(std::uint64_t a, const PageLayout* x, std::uint64_t b, const PageLayout* y) {
+    return x != nullptr && y != nullptr && a < b + y->page_bytes && b < a + x->page_bytes;
+  }
+  void expect_independent(const TranscodeJob& job) {
+    for (const auto& [id, other] : unanswered_) {
+      EXPECT_FALSE(overlap(job.source_bytes, job.from, other.destination_bytes, other.to))
+          << "job " << job.id << " reads what job " << id << " writes";
+      EXPECT_FALSE(overlap(job.destination_bytes, job.to, other.destination_bytes, other.to))
+          << "jobs " << job.id << " and " << id << " write one slot";
+      const bool reads = overlap(job.destination_bytes, job.to, other.source_bytes, other.from);
+      EXPECT_FALSE(reads && other.to != nullptr) << "job " << job.id << " writes what job " << id << " reads";
+      written_under_checks += reads ? 1 : 0;
+    }
+    unanswered_.emplace(job.id, job);
+  }
   bool chance(double p) { return p > 0 && std::uniform_real_distribution<double>(0, 1)(random_) < p; }
 
   void start_due(std::vector<TranscodeDone>& done) {
     std::vector<Waiting> later;
     for (Waiting& w : waiting_) {
-      if (w.polls > 0) {
-        --w.polls;
+      if (w.polls > 0 || (hold_checks && w.job.to == nullptr)) {
+        w.polls -= w.polls > 0 ? 1 : 0;
         later.push_back(w);
       } else if (chance(faults.fail_passing)) {
         done.push_back({w.job.id, {Errc::system, 5, "injected: the device was busy"}, 0});
@@ -145,6 +173,7 @@ class FakeDevice final : public Device {
   std::unique_ptr<Device> inner_;
   std::mt19937_64 random_;
   std::vector<Waiting> waiting_;
+  std::map<std::uint64_t, TranscodeJob> unanswered_;
   std::map<TenantId, Mirror> mirrors_;
   std::deque<Unwritten> unwritten_;
   std::uint64_t publications_ = 0, published_ = 0;

@@ -149,7 +149,10 @@ class MemoryBackend final : public gpu::Backend {
     return {};
   }
 
+  void set_urgent(bool urgent) override { urgent_ = urgent; }
+
   Result<bool> poll(std::vector<JobDone>& done) override {
+    if (faults_.paced && !urgent_) return !queue_.empty();
     for (int n = 0; n < kJobsPerPoll && !queue_.empty() && queue_.front().due <= Clock::now(); ++n) {
       const Queued q = queue_.front();
       if (is_armed() && q.number == faults_.lose_at_job) {
@@ -287,7 +290,7 @@ class MemoryBackend final : public gpu::Backend {
   std::deque<Batch> batches_;
   std::deque<Queued> queue_;
   std::uint64_t written_ = 0, serials_ = 0, jobs_ = 0, entries_ = 0, calls_ = 0;
-  bool struck_ = false;
+  bool struck_ = false, urgent_ = false;
 };
 
 }  // namespace
@@ -303,7 +306,7 @@ GpuFaults parse_faults(const std::string& text) {
       {"hang_at_call", &f.hang_at_call}, {"lose_at_job", &f.lose_at_job},
       {"refuse_slab", &f.refuse_slab},   {"refuse_mirror", &f.refuse_mirror},
       {"total_bytes", &f.total_bytes},   {"no_room_for_slab", &f.no_room_for_slab}};
-  const std::map<std::string, bool*> switches = {{"legacy", &f.legacy}, {"no_vmm", &f.no_vmm}};
+  const std::map<std::string, bool*> switches = {{"legacy", &f.legacy}, {"no_vmm", &f.no_vmm}, {"paced", &f.paced}};
   const std::map<std::string, std::string*> texts = {{"uuid", &f.uuid}, {"no_gpu", &f.no_gpu}, {"once", &f.once}};
   std::istringstream parts(text);
   for (std::string part; std::getline(parts, part, ',');) {

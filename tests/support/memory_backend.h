@@ -27,6 +27,7 @@ struct GpuFaults {
   std::uint64_t no_room_for_slab = UINT64_MAX;  // cannot be mapped by this worker, which has no room
   bool legacy = false;  // memory as a legacy exporter has it: one spare for each place, and nothing outlives the worker
   bool no_vmm = false;  // it can have it in no other way
+  bool paced = false;   // a pace whose pause never ends: jobs run only while somebody waits for memory
   std::string uuid = "GPU-00000000-0000-0000-0000-000000000000";
   std::uint64_t total_bytes = std::uint64_t{1} << 30;
   std::string no_gpu;  // there is none, and why

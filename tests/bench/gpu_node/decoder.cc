@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <chrono>
+#include <cmath>
 #include <iostream>
 #include <numeric>
 #include <stdexcept>
@@ -17,9 +18,11 @@ namespace kvq::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::uint32_t kSeed = 1;             // of the document
-constexpr std::uint64_t kStepsPerLook = 20;    // for the next edition
+constexpr std::uint32_t kSeed = 1;           // of the document
+constexpr std::uint64_t kStepsPerLook = 20;  // for the next edition
+constexpr int kCalibrationSteps = 50;
 volatile sig_atomic_t stopped = 0, begun = 0;  // SIGTERM, SIGUSR1
+volatile sig_atomic_t open_windows = 0;        // SIGUSR2: odd: steps count
 
 double us_between(Clock::time_point a, Clock::time_point b) {
   return std::chrono::duration<double, std::micro>(b - a).count();
@@ -43,10 +46,10 @@ class Graph {
   }
   ~Graph() { cudaGraphExecDestroy(exec_); }
   Graph(const Graph&) = delete;
-  void run(Llama& llama) const {
+  void run(Llama& llama, std::uint64_t passes = 1) const {
     std::uint64_t step = 0;
     check(kvq_step_begin(llama.model(), &step));
-    must(cudaGraphLaunch(exec_, llama.stream()), "graph");
+    for (; passes > 0; --passes) must(cudaGraphLaunch(exec_, llama.stream()), "graph");
     check(kvq_step_end(llama.model(), step, llama.stream()));
   }
 
@@ -137,6 +140,40 @@ void prove(StepCheck& right, Llama& llama) {
   right.reset(llama);
 }
 
+// How often a step of `step_us` goes over the layers, on a GPU that nobody else uses now.
+std::uint64_t passes_of(double step_us, const Graph& graph, Llama& llama) {
+  std::vector<double> us;
+  for (int i = 0; i < kCalibrationSteps; ++i) {
+    const auto began = Clock::now();
+    graph.run(llama);
+    llama.synchronize();
+    us.push_back(us_between(began, Clock::now()));
+  }
+  return static_cast<std::uint64_t>(std::max(1.0, std::round(step_us / quantile(us, 0.5))));
+}
+
+// Steps in windows that the asker opens and closes, for as long as it likes.
+void decode_in_windows(Llama& llama, const Graph& graph, std::uint64_t passes, StepCheck& right) {
+  Times times;
+  while (stopped == 0) {
+    if (begun != 0) {
+      begun = 0;
+      nlohmann::json said = times.json();
+      said["passes"] = passes;
+      std::cout << said.dump() << std::endl;
+      times = {};
+    }
+    const int window = open_windows;
+    const auto began = Clock::now();
+    graph.run(llama, passes);
+    llama.synchronize();
+    const auto now = Clock::now();
+    if (window % 2 == 1 && window == open_windows) times.us.push_back(us_between(began, now));
+    right.enqueue(llama);
+    llama.synchronize();
+  }
+}
+
 Times decode(Llama& llama, Document& document, const Graph* graph, StepCheck& right, const Arguments& arguments) {
   const std::uint64_t steps = arguments.number("steps", 0);
   const auto end = Clock::now() + std::chrono::milliseconds(arguments.number("milliseconds", 10'000));
@@ -177,14 +214,22 @@ int decoder(const Arguments& arguments) {
   const std::uint64_t tokens = arguments.number("tokens", 8192);
   ::signal(SIGTERM, [](int) { stopped = 1; });
   ::signal(SIGUSR1, [](int) { begun = 1; });
+  ::signal(SIGUSR2, [](int) { open_windows = open_windows + 1; });
   Llama llama(arguments.text("socket"), kSeed, static_cast<std::uint32_t>(arguments.number("credits", 256)));
   Document document(llama, tokens);
   StepCheck right(reference_of_layers(kSeed, tokens, llama.queries().data()), kTolerance);
   const Graph replayed(llama);
   prove(right, llama);
+  std::uint64_t passes = arguments.number("passes", 0);
+  const std::uint64_t step_us = arguments.number("step-us", 0);
+  if (step_us != 0) passes = passes_of(static_cast<double>(step_us), replayed, llama);
   std::cout << "ready" << std::endl;
-  const Times times =
-      decode(llama, document, arguments.number("graph", 0) != 0 ? &replayed : nullptr, right, arguments);
+  Times times;
+  if (passes != 0) {
+    decode_in_windows(llama, replayed, passes, right);
+  } else {
+    times = decode(llama, document, arguments.number("graph", 0) != 0 ? &replayed : nullptr, right, arguments);
+  }
   const StepCheck::Counts counts = right.counts(llama);
   nlohmann::json out = times.json();
   out.update(document.json());

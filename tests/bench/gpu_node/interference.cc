@@ -43,18 +43,6 @@ NodeOptions options_of(const Setting& setting, const std::vector<std::string>& m
   return options;
 }
 
-// The document in the format in which it is read under churn, too.
-void quantize_all(Node& node) {
-  node.ask("quantize --idle 0");
-  for (int i = 0; i < 100; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    if (node.ask("status")["transcodes"]["in_flight"] == 0 && node.ask("quantize --idle 0 --dry-run")["pages"] == 0) {
-      return;
-    }
-  }
-  throw std::runtime_error("the document is not quantized after 10 s");
-}
-
 void require(const nlohmann::json& said, std::uint64_t steps, bool churn) {
   const auto number = [&](const char* name) { return said[name].get<std::uint64_t>(); };
   std::string why;
@@ -87,7 +75,7 @@ Result measure(Rows& rows, const Setting& setting, const std::vector<std::string
     c->await_ready();
     std::this_thread::sleep_for(kUntilPressure);
   } else {
-    quantize_all(node);
+    node.quantize_all();  // the document in the format in which it is read under churn, too
   }
   const std::uint64_t transcodes_before = node.ask("status")["transcodes"]["done"];
   for (Server* s : {&a, &b}) s->signal(SIGUSR1);

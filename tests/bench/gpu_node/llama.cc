@@ -78,6 +78,13 @@ Sequence Llama::open_dense() {
   return model_.open({}, nullptr, &options);
 }
 
+Sequence Llama::open_private() {
+  kvq_open_options options{};
+  options.size = sizeof options;
+  options.private_pages = 1;
+  return model_.open({}, nullptr, &options);
+}
+
 void Llama::grow(Sequence& sequence, std::uint64_t first, std::uint64_t count, std::uint64_t text,
                  std::uint32_t deadline_ms, std::uint32_t edition) {
   std::vector<std::int64_t> slots(kChunkTokens);

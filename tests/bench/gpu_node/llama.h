@@ -36,7 +36,8 @@ class Llama {
   // How many of the edition's first tokens can be had without computing them.
   std::uint64_t cached(std::uint64_t tokens, std::uint32_t edition) const;
   Sequence open(std::uint64_t prefix_tokens, std::uint32_t edition = 0);
-  Sequence open_dense();  // its pages are not quantized for as long as it holds them
+  Sequence open_dense();    // its pages are not quantized for as long as it holds them
+  Sequence open_private();  // its pages go with it
   // Appends, in all layers, and commits the sequence's tokens [first, first + count): those of the stream from `text` +
   // first on.
   void grow(Sequence& sequence, std::uint64_t first, std::uint64_t count, std::uint64_t text = 0,

@@ -1,6 +1,6 @@
 // Benchmarks of a whole node on a GPU.
-//   kvq_bench_gpu_node --topic million_tokens|recovery|latencies|interference|mps_crash [--out FOLDER] [--commit C]
-//   [--date D] [...]
+//   kvq_bench_gpu_node --topic million_tokens|recovery|latencies|interference|pacing|mps_crash [--out FOLDER]
+//   [--commit C] [--date D] [...]
 #include <iostream>
 #include <map>
 
@@ -22,18 +22,16 @@ std::string file_topic(const std::string& topic) {
 int run(int argc, char** argv) {
   const Arguments arguments(argc, argv);
   const std::map<std::string, Role> roles = {
-      {"decoder", decoder}, {"churner", churner}, {"stuck", stuck}, {"restarted", restarted}};
+      {"decoder", decoder}, {"churner", churner}, {"source", source}, {"stuck", stuck}, {"restarted", restarted}};
   if (const std::string role = arguments.text("role"); !role.empty()) return roles.at(role)(arguments);
-  const std::map<std::string, Topic> topics = {{"million_tokens", million_tokens},
-                                               {"recovery", recovery},
-                                               {"latencies", latencies},
-                                               {"interference", interference},
-                                               {"mps_crash", mps_crash}};
+  const std::map<std::string, Topic> topics = {
+      {"million_tokens", million_tokens}, {"recovery", recovery}, {"latencies", latencies},
+      {"interference", interference},     {"pacing", pacing},     {"mps_crash", mps_crash}};
   const std::string topic = arguments.text("topic"), folder = arguments.text("out");
   const auto found = topics.find(topic);
   if (found == topics.end()) {
-    std::cerr << "--topic is one of million_tokens, recovery, latencies, interference, mps_crash, not \"" << topic
-              << "\"\n";
+    std::cerr << "--topic is one of million_tokens, recovery, latencies, interference, pacing, mps_crash, not \""
+              << topic << "\"\n";
     return 2;
   }
   const std::string name = file_topic(topic);

@@ -1,9 +1,11 @@
 // Invariant: kvqctl is asked as an operator would, by its program.
 #include "tests/bench/gpu_node/node.h"
 
+#include <chrono>
 #include <cstdio>
 #include <sstream>
 #include <stdexcept>
+#include <thread>
 
 #include "kernels/cuda/vmm.h"
 #include "tests/support/programs.h"
@@ -34,6 +36,15 @@ nlohmann::json Node::ask(const std::string& command) const {
   for (char buffer[4096]; const std::size_t got = std::fread(buffer, 1, sizeof buffer, pipe);) text.append(buffer, got);
   if (::pclose(pipe) != 0) throw std::runtime_error(line + ": " + text);
   return nlohmann::json::parse(text);
+}
+
+void Node::quantize_all() const {
+  ask("quantize --idle 0");
+  for (int i = 0; i < 100; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    if (ask("status")["transcodes"]["in_flight"] == 0 && ask("quantize --idle 0 --dry-run")["pages"] == 0) return;
+  }
+  throw std::runtime_error("the document is not quantized after 10 s");
 }
 
 }  // namespace kvq::bench

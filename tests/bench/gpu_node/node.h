@@ -24,6 +24,8 @@ class Node {
   test::HeldDaemon& daemon() { return daemon_; }
   // A command of kvqctl that prints JSON; throws what it says when it fails.
   nlohmann::json ask(const std::string& command) const;
+  // Until nothing is left to quantize; throws after 10 s.
+  void quantize_all() const;
 
  private:
   test::HeldDaemon daemon_;

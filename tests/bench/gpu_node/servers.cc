@@ -78,8 +78,10 @@ void Server::await(const std::string& word) {
   }
 }
 
+nlohmann::json Server::next() { return nlohmann::json::parse(line()); }
+
 nlohmann::json Server::result() {
-  nlohmann::json out = nlohmann::json::parse(line());
+  nlohmann::json out = next();
   int status = 0;
   ::waitpid(pid_, &status, 0);
   pid_ = -1;

@@ -11,5 +11,6 @@ void recovery(Rows& rows, const Arguments& arguments);
 void latencies(Rows& rows, const Arguments& arguments);
 void mps_crash(Rows& rows, const Arguments& arguments);
 void interference(Rows& rows, const Arguments& arguments);
+void pacing(Rows& rows, const Arguments& arguments);
 
 }  // namespace kvq::bench
