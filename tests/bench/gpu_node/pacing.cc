@@ -20,7 +20,7 @@ namespace kvq::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto kSettle = std::chrono::milliseconds(300), kBacklog = std::chrono::seconds(5);
+constexpr std::chrono::milliseconds kSettle(300), kBacklog(5000);
 
 struct Setting {
   const char* name;
