@@ -106,7 +106,8 @@ std::unique_ptr<Device> make_device(const DeviceParts& parts, const std::string&
               "sealed pages or one tenant from another, and pages do not outlive the GPU worker or kvqd\"");
   }
   parts.log("event=device device=" + made.device->name() + " uuid=" + health.uuid + " gpu=\"" + made.gpu +
-            "\" export=" + health.exporter + " overhead_bytes=" + std::to_string(health.overhead_bytes));
+            "\" export=" + health.exporter + " mps=" + (made.in_mps ? "yes" : "no") +
+            " overhead_bytes=" + std::to_string(health.overhead_bytes));
   return std::move(made.device);
 }
 

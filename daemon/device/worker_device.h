@@ -36,6 +36,7 @@ struct MadeWorkerDevice {
   std::string why_not;
   std::string warning;     // it serves, but not as asked
   std::string gpu;         // its name, for people
+  bool in_mps = false;     // the worker is, which chooses its pace
   bool no_device = false;  // why_not: there is no worker program, no driver or no GPU to work with
 };
 

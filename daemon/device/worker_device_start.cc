@@ -65,6 +65,7 @@ bool WorkerDevice::check_hello(MadeWorkerDevice& made) {
   hello_.device[sizeof(hello_.device) - 1] = hello_.uuid[sizeof(hello_.uuid) - 1] =
       hello_.name[sizeof(hello_.name) - 1] = 0;
   made.gpu = hello_.name;
+  made.in_mps = hello_.mps != 0;
   if (!options_.uuid.empty() && options_.uuid != hello_.uuid) {
     made.no_device = true;
     made.why_not =

@@ -91,6 +91,7 @@ TEST(GpuWorker, AServerThatWaitsForRoomDoesNotWaitForItsPace) {
   Sequence sequence = tiny.model().open({});
   constexpr std::uint64_t kPiece = 8 * KVQ_PAGE_TOKENS, kTokens = 20 * kPiece;  // 160 pages; the arena has room for 120
   const std::vector<std::uint32_t> tokens = token_stream(1, kTokens);
+  EXPECT_NE(daemon.log().find(" mps=no "), std::string::npos) << daemon.log();
   for (std::uint64_t at = 0; at < kTokens; at += kPiece) {
     const auto first = tokens.begin() + static_cast<std::ptrdiff_t>(at);
     tiny.write(sequence, at, {first, first + kPiece}, 20'000);

@@ -156,7 +156,10 @@ void measure(Rows& rows, const Setting& setting, const std::vector<std::string>&
              std::uint64_t step_us, const Arguments& arguments) {
   const auto seconds = static_cast<double>(arguments.number("seconds", 5));  // that are counted, of each row
   const double least_steps = seconds * 1e6 / static_cast<double>(step_us) / 4;
-  const Node node(options_of(setting, mps, arguments));
+  Node node(options_of(setting, mps, arguments));
+  if ((node.daemon().log().find(" mps=yes") != std::string::npos) != setting.worker_in_mps) {
+    throw std::runtime_error(std::string("the worker is not where it should be: ") + setting.name);
+  }
   const std::vector<std::string> environment = setting.servers_in_mps ? mps : std::vector<std::string>{};
   Decoders decoders(node, step_us, clients, environment);
   node.quantize_all();
