@@ -283,7 +283,7 @@ add_custom_target(release_tests DEPENDS kvqd kvqctl kvq-hold kvq kvq_kernels_tes
                   kvq_hardship_test conformance_test store_adopt_test store_test)
 if(KVQ_CUDA)
   include(tests/gpu/gpu_tests.cmake)
-  add_dependencies(release_tests gpu_programs kvqd_gpu_test)
+  add_dependencies(release_tests gpu_programs kvqd_gpu_test cuda_jobs_test)
   if(NOT KVQ_SANITIZE)
     include(tests/support/simt/simt.cmake)
     add_dependencies(release_tests simt_attend_test)

@@ -55,11 +55,11 @@ void CudaJobs::add_model(std::uint32_t number, const ModelGeometry& geometry) {
   models_[number] = std::move(model);
 }
 
-// What cannot be known to be a page counts too, so that its turn to be refused comes.
+// Never 0: what is no page counts too, so that its turn to be refused comes.
 std::uint64_t CudaJobs::source_bytes(const Job& job) const {
   const auto model = models_.find(job.model);
   const bool known = model != models_.end() && is_format(job.from);
-  return known ? model->second->layout[static_cast<std::size_t>(job.from)].page_bytes : 1;
+  return known ? std::max<std::uint64_t>(model->second->layout[static_cast<std::size_t>(job.from)].page_bytes, 1) : 1;
 }
 
 void CudaJobs::submit(std::span<const Job> jobs) {
