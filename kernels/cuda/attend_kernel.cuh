@@ -173,11 +173,10 @@ struct Attender {
         if (row >= rows) continue;
         const OutputRow to(p, sequence.first_query, piece.head, row);
         const float keep = to.finish(p, state.reference[n][r], state.sum[n][r], lane < 4);
+        float out[kD / 8];
 #pragma unroll
-        for (std::uint32_t c = 0; c < kD / 16; ++c) {
-          to.write(p, 16 * c + lane / 4, state.out[c][n][r] * keep);
-          to.write(p, 16 * c + 8 + lane / 4, state.out[c][n][2 + r] * keep);
-        }
+        for (std::uint32_t i = 0; i < kD / 8; ++i) out[i] = state.out[i / 2][n][i % 2 * 2 + r];
+        to.template write<8>(p, lane / 4, out, keep);
       }
     }
   }
@@ -205,9 +204,10 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) attend_kernel(const __grid_
   // change; then, when it cannot, whether they are what they were. If not, all is found again.
 #pragma unroll 1
   for (bool early = kBulkCopies;; early = false) {
-    shares = Shares::of(total_work<kRows>(p, lane), units);
+    const Sequence mine = read_sequence<kRows>(p, lane);
+    shares = Shares::of(total_work<kRows>(p, mine, lane), units);
     end = shares.unit_begin(unit + 1);
-    cursor.seek(p, shares.unit_begin(unit), end - shares.unit_begin(unit), lane);
+    cursor.seek(p, mine, shares.unit_begin(unit), end - shares.unit_begin(unit), lane);
     stream.look(cursor, !early);
     if (!early) break;
     const std::uint64_t before = schedule_sum(p, lane);

@@ -3,9 +3,6 @@
 // Invariant: the sink joins here, once for each row; an empty row gives zeros and -inf, a NaN sum gives NaN.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "kernels/cuda/attend_params.h"
 #include "kernels/cuda/row_state.cuh"
 
@@ -42,21 +39,28 @@ struct OutputRow {
     return empty ? 0 : keep / sum;
   }
 
-  __device__ void write(const AttendParams& p, std::uint32_t channel, float x) const {
+  // `count` values, kStep channels from each to the next; from `channel` on.
+  template <std::uint32_t kStep, std::uint32_t kCount>
+  __device__ __forceinline__ void write(const AttendParams& p, std::uint32_t channel, const float (&x)[kCount],
+                                        float keep) const {
     if (p.out_type == Real::fp32) {
-      static_cast<float*>(p.out)[at + channel] = x;
-    } else if (p.out_type == Real::fp16) {
-      static_cast<__half*>(p.out)[at + channel] = __float2half_rn(x);
-    } else {
-      static_cast<__nv_bfloat16*>(p.out)[at + channel] = __float2bfloat16_rn(x);
+      float* const to = static_cast<float*>(p.out) + at + channel;
+#pragma unroll
+      for (std::uint32_t i = 0; i < kCount; ++i) to[kStep * i] = x[i] * keep;
+      return;
+    }
+    std::uint16_t* const to = static_cast<std::uint16_t*>(p.out) + at + channel;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kCount; ++i) {
+      const std::uint32_t bits =
+          p.out_type == Real::fp16 ? pack_pair<Dtype::fp16>(x[i] * keep, 0) : pack_pair<Dtype::bf16>(x[i] * keep, 0);
+      to[kStep * i] = static_cast<std::uint16_t>(bits);
     }
   }
 
-  __device__ void write4(const AttendParams& p, std::uint32_t channel, const float4& x, float keep) const {
-    write(p, channel, x.x * keep);
-    write(p, channel + 1, x.y * keep);
-    write(p, channel + 2, x.z * keep);
-    write(p, channel + 3, x.w * keep);
+  __device__ __forceinline__ void write4(const AttendParams& p, std::uint32_t channel, const float4& x,
+                                         float keep) const {
+    write<1>(p, channel, {x.x, x.y, x.z, x.w}, keep);
   }
 };
 

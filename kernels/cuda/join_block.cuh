@@ -48,6 +48,7 @@ __device__ inline void join_warps(const AttendParams& p, const SharedTile& tile,
   for (std::uint32_t i = threadIdx.x * 4; i < tile.rows * kD; i += blockDim.x * 4) {
     const std::uint32_t row = i / kD, channel = i % kD;
     JoinedRow joined;
+#pragma unroll 2
     for (std::uint32_t w = leader; w < end; ++w) {
       const float* const state = states + w * stride;
       joined.add(state[kRows * kStateStride<kD> + row], state[kRows * kStateStride<kD> + kRows + row],
@@ -75,22 +76,22 @@ __device__ inline void join_block(const AttendParams& p, const BlockTiles& kept,
   bool any = false;
   if (threadIdx.x < 2) arrivals.tile[threadIdx.x].rows = 0;
   __syncthreads();
-  const auto join = [&](const SharedTile& tile, std::uint32_t leader, std::uint32_t end) {
+#pragma unroll 1
+  for (std::int32_t leader = kept.ends_early[0] ? -1 : 0; leader < static_cast<std::int32_t>(warps); ++leader) {
+    const bool from_before = leader < 0;  // and ending in the first unit, which keeps nothing of it
+    const SharedTile& tile = from_before ? kept.first : kept.tile[leader];
+    if (tile.rows == 0 || (leader > 0 && !kept.begins[leader])) continue;
+    std::uint32_t end = leader + 1;
+    while (!from_before && end < warps && kept.tile[end].rows != 0 && !kept.begins[end]) ++end;
     const bool early = end < warps && kept.ends_early[end];
-    join_warps<kD, kRows>(p, tile, states, stride, leader, end, early ? first_unit + end : kNoUnit);
-    if (tile.blocks == 1) return;
+    join_warps<kD, kRows>(p, tile, states, stride, from_before ? end : leader, end, early ? first_unit + end : kNoUnit);
+    if (tile.blocks == 1) continue;
     any = true;
     if (threadIdx.x == 0) arrivals.tile[tile.first_block == blockIdx.x ? 1 : 0] = tile;
-  };
-  if (kept.ends_early[0]) join(kept.first, 0, 0);
-  for (std::uint32_t leader = 0; leader < warps; ++leader) {
-    if (kept.tile[leader].rows == 0 || (!kept.begins[leader] && leader != 0)) continue;
-    std::uint32_t end = leader + 1;
-    while (end < warps && kept.tile[end].rows != 0 && !kept.begins[end]) ++end;
-    join(kept.tile[leader], leader, end);
   }
   if (!any) return;
   arrivals.announce(p);
+#pragma unroll 1
   for (std::uint32_t i = 0; i < 2; ++i) {
     if (!arrivals.last[i]) continue;
     join_blocks<kD, kRows>(p, arrivals.tile[i], reinterpret_cast<JoinedRow*>(states));

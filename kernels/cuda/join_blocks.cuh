@@ -67,12 +67,12 @@ struct Arrivals {
 
   // All threads: says that the block's parts of these tiles are written.
   __device__ void announce(const AttendParams& p) {
-    __threadfence();
     __syncthreads();
     if (threadIdx.x < 2) {
       const SharedTile& mine = tile[threadIdx.x];
       bool is_last = false;
       if (mine.rows != 0) {
+        __threadfence();  // for what all threads have written before the barrier
         is_last = arrive(p.arrivals + mine.first_block) + 1 == mine.blocks;
         if (is_last) p.arrivals[mine.first_block] = kMark;
         __threadfence();

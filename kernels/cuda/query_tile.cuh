@@ -51,35 +51,34 @@ struct QueryTile {
   }
 };
 
-__device__ inline float read_real(const void* base, Real type, std::int64_t at) {
-  if (type == Real::fp32) return __ldg(static_cast<const float*>(base) + at);
-  const std::uint16_t bits = __ldg(static_cast<const std::uint16_t*>(base) + at);
-  return type == Real::fp16 ? element_value<Dtype::fp16>(bits) : element_value<Dtype::bf16>(bits);
-}
-
-// Channels 16 k + 2 t + {0, 1, 8, 9} of a row; at once where the row is aligned to pairs.
+// Channels 16 k + 2 t + {0, 1, 8, 9} of a row; two at once where the row is aligned to pairs.
 template <std::uint32_t kSteps>
 __device__ inline void read_row(const AttendParams& p, std::int64_t row, std::uint32_t t, float (&x)[kSteps][4]) {
-  if (p.q_type != Real::fp32 && (reinterpret_cast<std::uint64_t>(p.q) + 2 * row) % 4 == 0) {
-    const auto* words = reinterpret_cast<const std::uint32_t*>(static_cast<const std::uint16_t*>(p.q) + row) + t;
+  const auto convert = [&](std::uint32_t bits) {
+    const auto half = static_cast<std::uint16_t>(bits);
+    return p.q_type == Real::fp16 ? element_value<Dtype::fp16>(half) : element_value<Dtype::bf16>(half);
+  };
+  if (p.q_type == Real::fp32) {
+    const float* const from = static_cast<const float*>(p.q) + row + 2 * t;
 #pragma unroll
-    for (std::uint32_t k = 0; k < kSteps; ++k) {
+    for (std::uint32_t i = 0; i < kSteps * 4; ++i)
+      x[i / 4][i % 4] = __ldg(from + 16 * (i / 4) + (i & 1) + 8 * (i / 2 % 2));
+    return;
+  }
+  const std::uint16_t* const from = static_cast<const std::uint16_t*>(p.q) + row + 2 * t;
+  if (reinterpret_cast<std::uint64_t>(from) % 4 == 0) {
+    const auto* const pairs = reinterpret_cast<const std::uint32_t*>(from);
 #pragma unroll
-      for (std::uint32_t b = 0; b < 2; ++b) {
-        const std::uint32_t word = __ldg(words + 8 * k + 4 * b);
-        const float2 v = p.q_type == Real::fp16 ? unpack_pair<Dtype::fp16>(word) : unpack_pair<Dtype::bf16>(word);
-        x[k][2 * b] = v.x;
-        x[k][2 * b + 1] = v.y;
-      }
+    for (std::uint32_t i = 0; i < kSteps * 2; ++i) {
+      const std::uint32_t pair = __ldg(pairs + 4 * i);
+      x[i / 2][i % 2 * 2] = convert(pair);
+      x[i / 2][i % 2 * 2 + 1] = convert(pair >> 16);
     }
     return;
   }
 #pragma unroll
-  for (std::uint32_t k = 0; k < kSteps; ++k) {
-#pragma unroll
-    for (std::uint32_t i = 0; i < 4; ++i) {
-      x[k][i] = read_real(p.q, p.q_type, row + 16 * k + 2 * t + (i & 1) + 8 * (i >> 1));
-    }
+  for (std::uint32_t i = 0; i < kSteps * 4; ++i) {
+    x[i / 4][i % 4] = convert(__ldg(from + 16 * (i / 4) + (i & 1) + 8 * (i / 2 % 2)));
   }
 }
 

@@ -25,6 +25,7 @@ struct Ring {
 
   __device__ void init(std::uint32_t lane) {
     if (lane == 0) {
+#pragma unroll 1
       for (std::uint32_t s = 0; s < stages; ++s) prepare_barrier(barriers + 8 * s);
       prepared_barriers();
     }

@@ -123,14 +123,17 @@ __device__ __forceinline__ void bend_scores(const AttendParams& p, const TileRul
       if (!kPlain && p.alibi != nullptr) {
         slope = __ldg(p.alibi + rule.first_head + (row - token * rule.group)) * 1.44269504f;
       }
+      // The row sees the keys from `begin` on, `count` of them.
+      const std::int32_t end = p.causal ? min(rule.length, position + 1) : rule.length;
+      const std::int32_t begin = p.window >= 0 ? max(0, position - p.window + 1) : 0;
+      const auto count = static_cast<std::uint32_t>(max(0, end - begin));
+      const std::int32_t first = first_key + static_cast<std::int32_t>(lane / 4);
 #pragma unroll
       for (std::uint32_t i = 0; i < 2 * kTokenTiles; ++i) {
-        const std::int32_t key = first_key + static_cast<std::int32_t>(16 * (i / 2) + 8 * (i % 2) + lane / 4);
+        const std::int32_t key = first + static_cast<std::int32_t>(8 * i);
         float& score = y[n][i / 2][i % 2 * 2 + r];
         if (!kPlain) score -= slope * fabsf(static_cast<float>(position - key));
-        bool seen = key < rule.length && (!p.causal || key <= position);
-        if (p.window >= 0) seen = seen && key > position - p.window;
-        if (!seen) score = kNothing;
+        if (static_cast<std::uint32_t>(key - begin) >= count) score = kNothing;
       }
     }
   }

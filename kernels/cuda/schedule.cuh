@@ -40,6 +40,7 @@ struct Sequence {
 
 template <std::uint32_t kRows>
 __device__ inline Sequence read_sequence(const AttendParams& p, std::uint32_t s) {
+  if (s >= p.batch) return {0, 0, 0, 0, 0};
   Sequence q;
   q.length = max(0, __ldcg(p.lengths + s));
   q.first_query = __ldcg(p.query_starts + s);
@@ -65,12 +66,12 @@ __device__ inline std::uint64_t sum_over_warp(std::uint64_t x) {
   return x;
 }
 
-// All positions of the call; lanes take sequences in turn.
+// All positions of the call. Lanes take sequences in turn; `mine` is what a lane has read of the first 32.
 template <std::uint32_t kRows>
-__device__ inline std::uint64_t total_work(const AttendParams& p, std::uint32_t lane) {
-  std::uint64_t sum = 0;
-#pragma unroll 4
-  for (std::uint32_t s = lane; s < p.batch; s += 32) sum += sequence_work(p, read_sequence<kRows>(p, s));
+__device__ inline std::uint64_t total_work(const AttendParams& p, const Sequence& mine, std::uint32_t lane) {
+  std::uint64_t sum = sequence_work(p, mine);
+#pragma unroll 1
+  for (std::uint32_t s = lane + 32; s < p.batch; s += 32) sum += sequence_work(p, read_sequence<kRows>(p, s));
   return sum_over_warp(sum);
 }
 
@@ -78,7 +79,7 @@ __device__ inline std::uint64_t total_work(const AttendParams& p, std::uint32_t 
 // one in 2^64).
 __device__ inline std::uint64_t schedule_sum(const AttendParams& p, std::uint32_t lane) {
   std::uint64_t sum = 0;
-#pragma unroll 4
+#pragma unroll 1
   for (std::uint32_t s = lane; s < p.batch; s += 32) {
     const auto length = static_cast<std::uint32_t>(__ldcg(p.lengths + s));
     const auto start = static_cast<std::uint32_t>(__ldcg(p.query_starts + s + 1));
@@ -103,16 +104,18 @@ struct Cursor {
   std::uint32_t sequence, head, tile, offset;
   Sequence now;
 
-  // Stands at `position`; all lanes search together, 32 sequences at a time.
-  __device__ void seek(const AttendParams& p, std::uint64_t position, std::uint64_t count, std::uint32_t lane) {
+  // Stands at `position`; all lanes search together, 32 sequences at a time. `mine` as for total_work().
+  __device__ void seek(const AttendParams& p, Sequence mine, std::uint64_t position, std::uint64_t count,
+                       std::uint32_t lane) {
     left = count;
     sequence = head = tile = offset = 0;
     now.tiles = 0;
     if (count == 0) return;
     std::uint64_t before = 0;
+#pragma unroll 1
     for (std::uint32_t first = 0; first < p.batch; first += 32) {
-      const std::uint32_t s = first + lane;
-      const std::uint64_t work = s < p.batch ? sequence_work(p, read_sequence<kRows>(p, s)) : 0;
+      if (first != 0) mine = read_sequence<kRows>(p, first + lane);
+      const std::uint64_t work = sequence_work(p, mine);
       std::uint64_t end = work;
       for (std::uint32_t step = 1; step < 32; step <<= 1) {
         const std::uint64_t other = __shfl_up_sync(kAllLanes, end, step);
@@ -123,7 +126,12 @@ struct Cursor {
       if (beyond != 0) {
         const int found = __ffs(static_cast<int>(beyond)) - 1;
         sequence = first + static_cast<std::uint32_t>(found);
-        place(p, position - __shfl_sync(kAllLanes, end - work, found));
+        now.length = __shfl_sync(kAllLanes, mine.length, found);
+        now.queries = __shfl_sync(kAllLanes, mine.queries, found);
+        now.first_query = __shfl_sync(kAllLanes, mine.first_query, found);
+        now.tiles = __shfl_sync(kAllLanes, mine.tiles, found);
+        now.cost = __shfl_sync(kAllLanes, mine.cost, found);
+        place(position - __shfl_sync(kAllLanes, end - work, found));
         return;
       }
       before = __shfl_sync(kAllLanes, end, 31);
@@ -131,8 +139,7 @@ struct Cursor {
     left = 0;
   }
 
-  __device__ void place(const AttendParams& p, std::uint64_t inside) {
-    now = read_sequence<kRows>(p, sequence);
+  __device__ void place(std::uint64_t inside) {
     const std::uint64_t at = divide(inside, now.cost);
     offset = static_cast<std::uint32_t>(inside - at * now.cost);
     head = static_cast<std::uint32_t>(divide(at, now.tiles));
