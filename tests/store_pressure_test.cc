@@ -73,6 +73,29 @@ TEST(StorePressure, WindowAndSinksOfARunningSequenceStayDense) {
   EXPECT_EQ(count(*client, pages, Format::int4), 12u);
 }
 
+// What the benchmark of the pace lives on: a source of pages at any rate, which moves nothing else.
+TEST(StorePressure, SequencesWithinTheWindowTurnInt4OneByOneAsTheyAreParked) {
+  StoreConfig config = StoreNode::small();
+  config.window_pages = 4;
+  config.watermarks = {.quantize_at = 0.02, .evict_at = 0.97, .refuse_at = 0.99, .relief = 0.01};
+  StoreNode node(24, config);
+  auto client = node.client(node.tenant("a"));
+  SimServer s{node, *client};
+  std::vector<std::vector<PageId>> pages;
+  for (std::uint32_t i = 1; i <= 12; ++i) pages.push_back(s.grow(i, i, 4));
+  node.ticks(5);
+  for (const auto& p : pages) EXPECT_EQ(count(*client, p, Format::dense), 4u);
+  for (std::uint32_t parked = 1; parked <= 12; ++parked) {
+    s.park(parked);
+    node.ticks(4);
+    for (std::uint32_t i = 0; i < 12; ++i) {
+      EXPECT_EQ(count(*client, pages[i], Format::int4), i < parked ? 4u : 0u) << i << " of " << parked;
+    }
+  }
+  EXPECT_EQ(node.store->status().transcodes, 48u) << "nothing was moved for it";
+  EXPECT_FALSE(node.device.urgent);
+}
+
 TEST(StorePressure, PageSharedByTwoSequencesIsProtectedByEither) {
   StoreNode node(6);
   auto client = node.client(node.tenant("a"));
