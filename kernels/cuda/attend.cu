@@ -129,7 +129,7 @@ PrefillKernel choose_prefill(const DeviceInfo& device, const PageTable& pages, c
     }
   }
   const std::uint32_t taken = kRecordBytes + prefill_ring_at(spec.head_dim);
-  if (device.shared_bytes < taken + 2 * shape.slot_bytes) return nullptr;
+  if (device.shared_bytes < taken + 3 * shape.slot_bytes) return nullptr;
   shape.warps = 1;
   shape.stages = std::min(kMaxRawSlots, (device.shared_bytes - taken) / shape.slot_bytes);
   shape.shared_bytes = taken + shape.stages * shape.slot_bytes;
@@ -176,7 +176,7 @@ Result<void> attend(const AttentionCall& call, const Launch& launch) {
   const std::uint64_t likely_rows = std::uint64_t{launch.max_query_tokens} * group;
   const bool wide = likely_rows == 0 || likely_rows > 8 * kNarrowTiles;
   Shape shape;
-  std::uint32_t rows = tile_rows(d, wide), threads = kPrefillThreads;
+  std::uint32_t rows = tile_rows(d, wide), threads = prefill_threads(likely_rows > kGroupRows);
   AttendKernel kernel = choose_prefill(*device, pages, call, likely_rows, shape, rows);
   if (kernel == nullptr) {
     kernel = find_kernel(d, {spec.dtype, wide, call.softcap == 0 && call.alibi == nullptr});

@@ -21,26 +21,24 @@
 namespace kvq::cuda {
 
 template <typename Shape>
-struct PrefillMap {  // shared addresses
-  std::uint32_t keys, values, ring, keys_full, keys_empty, values_full, values_empty, raw_full, raw_empty;
+struct PrefillMap {                                     // shared addresses
+  std::uint32_t keys, values, ring, full[2], empty[2];  // barriers of the stages of keys, of values
+  std::uint32_t raw_full, raw_empty, page;
 
   __device__ PrefillMap(std::uint32_t base, const PrefillRecords<Shape::kRows>& records)
       : keys(base),
         values(base + Shape::kStages * Shape::kStageBytes),
         ring(base + Shape::kRingAt),
-        keys_full(shared_address(records.keys_full)),
-        keys_empty(shared_address(records.keys_empty)),
-        values_full(shared_address(records.values_full)),
-        values_empty(shared_address(records.values_empty)),
+        full{shared_address(records.full[0]), shared_address(records.full[1])},
+        empty{shared_address(records.empty[0]), shared_address(records.empty[1])},
         raw_full(shared_address(records.raw_full)),
-        raw_empty(shared_address(records.raw_empty)) {}
+        raw_empty(shared_address(records.raw_empty)),
+        page(shared_address(records.page)) {}
 
   __device__ void init(std::uint32_t raw_slots) const {
-    for (std::uint32_t s = 0; s < Shape::kStages; ++s) {
-      barrier_init(keys_full + 8 * s, 4);
-      barrier_init(values_full + 8 * s, 4);
-      barrier_init(keys_empty + 8 * s, 4 * Shape::kConsumers);
-      barrier_init(values_empty + 8 * s, 4 * Shape::kConsumers);
+    for (std::uint32_t i = 0; i < 2 * Shape::kStages; ++i) {
+      barrier_init(full[i / Shape::kStages] + 8 * (i % Shape::kStages), 4);
+      barrier_init(empty[i / Shape::kStages] + 8 * (i % Shape::kStages), 4 * Shape::kConsumers);
     }
     for (std::uint32_t s = 0; s < raw_slots; ++s) {
       barrier_init(raw_full + 8 * s, 1);
@@ -50,24 +48,21 @@ struct PrefillMap {  // shared addresses
   }
 };
 
-// One warp of the producers. With two warpgroups of them, the first has the keys and the second the values.
-template <typename Shape, Dtype kType>
+// One warp of the warpgroup that brings the keys, or of the one that brings the values.
+template <typename Shape, Dtype kType, bool kKeys>
 struct Producer {
+  static constexpr std::uint32_t kD = Shape::kD, kPartBytes = kPageTokens * kD * 2;
   const AttendParams& p;
-  PrefillRecords<Shape::kRows>& records;
   const PrefillMap<Shape>& map;
-  const std::uint32_t group, thread, lane;  // of the producers; in the group; in the warp
+  const std::uint32_t thread, lane;  // in the warpgroup; in the warp
   Turn<Shape::kStages> turn;
   std::uint32_t pending = 0;  // dense pages just before `turn` that were asked for, but not yet told of
 
-  __device__ bool has_keys() const { return Shape::kProducers == 1 || group == 0; }
-  __device__ bool has_values() const { return Shape::kProducers == 1 || group == 1; }
-
-  // What this thread has written of a stage's keys or values is there.
-  __device__ __forceinline__ void tell(std::uint32_t full, std::uint32_t stage) const {
+  // What this thread has written of a stage is there.
+  __device__ __forceinline__ void tell(std::uint32_t stage) const {
     fence_writes();
     __syncwarp();
-    if (lane == 0) barrier_arrive(full + 8 * stage);
+    if (lane == 0) barrier_arrive(map.full[!kKeys] + 8 * stage);
   }
 
   // Tells of dense pages until `left` of them are pending.
@@ -75,68 +70,43 @@ struct Producer {
   __device__ __forceinline__ void settle() {
     if (pending <= kLeft) return;
     asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-    for (; pending > kLeft; --pending) {
-      const std::uint32_t stage = (turn.stage + Shape::kStages - pending) % Shape::kStages;
-      if (has_keys()) tell(map.keys_full, stage);
-      if (has_values()) tell(map.values_full, stage);
+    for (; pending > kLeft; --pending) tell((turn.stage + Shape::kStages - pending) % Shape::kStages);
+  }
+
+  __device__ __forceinline__ void decode(const PageDecoder<kD, kType>& decoder, Kind kind, std::uint32_t block,
+                                         std::uint32_t stage) const {
+    if (kind > Kind::k8v4) {
+      fill_rows_with<kD>(kKeys && kind == Kind::fault ? 0x7fff7fffu : 0, stage, thread);
+    } else if (kKeys) {
+      decoder.keys(kind, block, stage);
+    } else {
+      decoder.values(kind, block, stage);
     }
   }
 
-  __device__ __forceinline__ void decode(Kind kind, std::uint32_t block) {
-    const PageDecoder<Shape::kD, kType> decoder{thread / 32, lane};
-    const std::uint32_t keys = map.keys + turn.stage * Shape::kStageBytes;
-    const std::uint32_t values = map.values + turn.stage * Shape::kStageBytes;
-    if (has_keys()) {
-      barrier_wait(map.keys_empty + 8 * turn.stage, turn.parity ^ 1);
-      if (kind <= Kind::k8v4) {
-        decoder.keys(kind, block, keys);
-      } else {
-        fill_rows_with<Shape::kD>(kind == Kind::null ? 0 : 0x7fff7fffu, keys, thread);
-      }
-      tell(map.keys_full, turn.stage);
-    }
-    if (has_values()) {
-      barrier_wait(map.values_empty + 8 * turn.stage, turn.parity ^ 1);
-      if (kind <= Kind::k8v4) {
-        decoder.values(kind, block, values);
-      } else {
-        fill_rows_with<Shape::kD>(0, values, thread);
-      }
-      tell(map.values_full, turn.stage);
-    }
-  }
-
-  __device__ __forceinline__ void copy(const PageRecord& page) {
-    const std::uint64_t from = page.block & ~kKindMask;
-    if (has_keys()) {
-      barrier_wait(map.keys_empty + 8 * turn.stage, turn.parity ^ 1);
-      copy_rows<Shape::kD>(from, map.keys + turn.stage * Shape::kStageBytes, 0, kPageTokens, thread);
-    }
-    if (has_values()) {
-      barrier_wait(map.values_empty + 8 * turn.stage, turn.parity ^ 1);
-      copy_rows<Shape::kD>(from + kPageTokens * Shape::kD * 2, map.values + turn.stage * Shape::kStageBytes, page.begin,
-                           page.end, thread);
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
-    ++pending;
-  }
-
-  __device__ void run() {
-    const bool leads = group == 0 && thread < 32;
-    RawStream<Shape::kD, Shape::kRows> stream(p, records, map.ring, lane);
+  __device__ void run(PrefillRecords<Shape::kRows>& records) {
+    const bool leads = kKeys && thread < 32;
+    RawStream<kD, Shape::kRows> stream(p, records, {map.ring, map.raw_full, map.raw_empty, map.page}, lane);
+    const PageDecoder<kD, kType> decoder(thread / 32, lane);
     if (leads) stream.begin();
     for (std::uint32_t slot = 0, parity = 0;;) {
       if (leads) stream.issue_next();
       barrier_wait(map.raw_full + 8 * slot, parity);
-      const PageRecord page = records.page[slot];
-      if (page.begin == kNoMorePages) break;
+      const PageRecord page = load_record(map.page + 16 * slot);
+      if (page.bytes == kNoMorePages) break;
       const Kind kind = static_cast<Kind>(page.block & kKindMask);
+      const std::uint32_t stage = (kKeys ? map.keys : map.values) + turn.stage * Shape::kStageBytes;
+      barrier_wait(map.empty[!kKeys] + 8 * turn.stage, turn.parity ^ 1);
       if (kind == Kind::dense) {
-        copy(page);
+        copy_rows<kD>((page.block & ~kKindMask) + (kKeys ? 0 : kPartBytes), stage, kKeys ? 0 : page.tokens % 256,
+                      kKeys ? kPageTokens : page.tokens / 256, thread);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        ++pending;
         turn.next();
         settle<Shape::kLag>();
       } else {
-        decode(kind, map.ring + slot * p.slot_bytes);
+        decode(decoder, kind, map.ring + slot * p.slot_bytes, stage);
+        tell(turn.stage);
         settle<0>();  // those before this page
         turn.next();
       }
@@ -158,11 +128,11 @@ struct Consumer {
   RowGroup<Shape::kD, kType, kPlain> rows;
 
   __device__ __forceinline__ void ask_scores(float (&s)[32]) {
-    barrier_wait(map.keys_full + 8 * key_turn.stage, key_turn.parity);
+    barrier_wait(map.full[0] + 8 * key_turn.stage, key_turn.parity);
     rows.ask_scores(map.keys + key_turn.stage * Shape::kStageBytes, s);
   }
   __device__ __forceinline__ void ask_values(const std::uint32_t (&weight)[4][4]) {
-    barrier_wait(map.values_full + 8 * value_turn.stage, value_turn.parity);
+    barrier_wait(map.full[1] + 8 * value_turn.stage, value_turn.parity);
     rows.ask_values(map.values + value_turn.stage * Shape::kStageBytes, weight);
   }
   __device__ __forceinline__ void leave(std::uint32_t empty, Turn<Shape::kStages>& turn) {
@@ -178,7 +148,7 @@ struct Consumer {
     ask_scores(s);
     products_wait<0>();
     hold(s);
-    leave(map.keys_empty, key_turn);
+    leave(map.empty[0], key_turn);
     rows.weigh(p, static_cast<std::int32_t>(begin * kPageTokens), lane, s);
     rows.pack(s, weight);
 #pragma unroll 1
@@ -187,17 +157,17 @@ struct Consumer {
       ask_values(weight);
       products_wait<1>();
       hold(s);
-      leave(map.keys_empty, key_turn);
+      leave(map.empty[0], key_turn);
       rows.weigh(p, static_cast<std::int32_t>(page * kPageTokens), lane, s);
       products_wait<0>();
       hold(rows.out);
-      leave(map.values_empty, value_turn);
+      leave(map.empty[1], value_turn);
       rows.pack(s, weight);
     }
     ask_values(weight);
     products_wait<0>();
     hold(rows.out);
-    leave(map.values_empty, value_turn);
+    leave(map.empty[1], value_turn);
   }
 
   __device__ void run(PrefillRecords<Shape::kRows>& records, const Shares& shares) {
@@ -233,7 +203,8 @@ struct Consumer {
 };
 
 template <std::uint32_t kD, std::uint32_t kConsumers, Dtype kType, bool kPlain>
-__global__ void __launch_bounds__(kPrefillThreads, 1) prefill_kernel(const __grid_constant__ AttendParams p) {
+__global__ void __launch_bounds__(PrefillShape<kD, kConsumers>::kThreads, 1)
+    prefill_kernel(const __grid_constant__ AttendParams p) {
 #if KVQ_WARPGROUPS
   using Shape = PrefillShape<kD, kConsumers>;
   extern __shared__ __align__(1024) std::byte shared[];
@@ -241,12 +212,13 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) prefill_kernel(const __gri
   static_assert(sizeof(records) <= kRecordBytes);
   const PrefillMap<Shape> map(shared_address(shared) + kRecordBytes, records);
   const std::uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = threadIdx.x / kGroupThreads;
+  const std::uint32_t thread = threadIdx.x % kGroupThreads;
   if (threadIdx.x == 0) map.init(p.stages);
   asm volatile("griddepcontrol.wait;" ::: "memory");  // what comes before may still be writing what is read here
   asm volatile("griddepcontrol.launch_dependents;");
   TileCosts<Shape::kRows> costs{p.group, false};
   const Shares shares = costs.shares(p, gridDim.x, lane);
-  if (warp <= 4 * kConsumers) {  // the consumers' walks and, by the leading producer, the stream's
+  if (warp <= 4 * kConsumers) {  // the consumers' walks and, by the warp that leads the producers, the stream's
     const std::uint64_t begin = shares.unit_begin(blockIdx.x), end = shares.unit_begin(blockIdx.x + 1);
     TileWalk<Shape::kRows> walk;
     walk.begin(p, costs, begin, end - begin, lane);
@@ -255,12 +227,17 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) prefill_kernel(const __gri
   __syncthreads();
   if (group < kConsumers) {
     take_registers<Shape::kConsumerRegisters, true>();
-    Consumer<Shape, kType, kPlain> consumer{p, map, group, threadIdx.x % kGroupThreads, lane};
+    Consumer<Shape, kType, kPlain> consumer{p, map, group, thread, lane};
     consumer.run(records, shares);
   } else {
     take_registers<Shape::kProducerRegisters, false>();
-    Producer<Shape, kType> producer{p, records, map, group - kConsumers, threadIdx.x % kGroupThreads, lane};
-    producer.run();
+    if (group == kConsumers) {
+      Producer<Shape, kType, true> producer{p, map, thread, lane};
+      producer.run(records);
+    } else {
+      Producer<Shape, kType, false> producer{p, map, thread, lane};
+      producer.run(records);
+    }
   }
 #endif
 }

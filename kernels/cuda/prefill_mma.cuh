@@ -16,8 +16,7 @@
 
 namespace kvq::cuda {
 
-inline constexpr std::uint32_t kGroupThreads = 128;  // of a warpgroup
-inline constexpr std::uint32_t kAtomBytes = 1024;    // 8 rows of 128 bytes
+inline constexpr std::uint32_t kAtomBytes = 1024;  // 8 rows of 128 bytes
 
 // Keys are rows of a B operand whose depth is the channel, values of one whose depth is the row (kTransposed).
 // `halves` is the distance from a row's first 64 channels to the next 64.

@@ -10,14 +10,15 @@
 namespace kvq::cuda {
 
 inline constexpr std::uint32_t kGroupRows = 64;         // of a consumer warpgroup
-inline constexpr std::uint32_t kPrefillThreads = 384;   // three warpgroups
-inline constexpr std::uint32_t kLaunchRegisters = 168;  // of 65,536, in eights
+inline constexpr std::uint32_t kGroupThreads = 128;  // of a warpgroup
 inline constexpr std::uint32_t kMaxRawSlots = 12;
 inline constexpr std::uint32_t kRecordBytes = 4096;  // of PrefillRecords, and what aligns the stages
 
 template <std::uint32_t kD_, std::uint32_t kConsumers_>
 struct PrefillShape {
-  static constexpr std::uint32_t kD = kD_, kConsumers = kConsumers_, kProducers = 3 - kConsumers_;
+  static constexpr std::uint32_t kD = kD_, kConsumers = kConsumers_;
+  static constexpr std::uint32_t kProducers = 2;  // keys, values
+  static constexpr std::uint32_t kThreads = (kConsumers + kProducers) * kGroupThreads;
   static constexpr std::uint32_t kRows = kGroupRows * kConsumers;
   static constexpr std::uint32_t kHalves = kD / 64;
   static constexpr std::uint32_t kHalfBytes = kPageTokens * 128;  // 64 channels of a page's keys or values
@@ -25,13 +26,17 @@ struct PrefillShape {
   static constexpr std::uint32_t kStages = kD == 64 ? 6 : 4;
   static constexpr std::uint32_t kLag = kStages - 2;  // dense pages on their way before the first one is waited for
   static constexpr std::uint32_t kRingAt = 2 * kStages * kStageBytes;
-  // Registers of a thread. The three warpgroups share what they were launched with, or one waits for ever.
-  static constexpr std::uint32_t kConsumerRegisters = 208;
-  static constexpr std::uint32_t kProducerRegisters =
-      (3 * kLaunchRegisters - kConsumers * kConsumerRegisters) / kProducers / 8 * 8;
+  // Registers of a thread. The warpgroups share what they were launched with, or one of them waits for ever.
+  static constexpr std::uint32_t kLaunchRegisters = 65536 / kThreads / 8 * 8;
+  static constexpr std::uint32_t kProducerRegisters = kConsumers == 1 ? 144 : 72;
+  static constexpr std::uint32_t kConsumerRegisters =
+      (kThreads / kGroupThreads * kLaunchRegisters - kProducers * kProducerRegisters) / kConsumers / 8 * 8;
 };
-static_assert(PrefillShape<128, 2>::kProducerRegisters == 88 && PrefillShape<128, 1>::kProducerRegisters == 144);
+static_assert(PrefillShape<128, 2>::kConsumerRegisters == 184 && PrefillShape<128, 1>::kConsumerRegisters == 216);
 
+KVQ_HD constexpr std::uint32_t prefill_threads(bool many) {
+  return many ? PrefillShape<64, 2>::kThreads : PrefillShape<64, 1>::kThreads;
+}
 // Rows of a tile: one consumer warpgroup while the rows of a call fit it, and the history is all that costs.
 KVQ_HD constexpr std::uint32_t prefill_rows(bool many) { return kGroupRows * (many ? 2 : 1); }
 
