@@ -122,18 +122,18 @@ PrefillKernel choose_prefill(const DeviceInfo& device, const PageTable& pages, c
   const bool same_type = static_cast<std::uint32_t>(call.q_type) == static_cast<std::uint32_t>(spec.dtype);
   if (!kHasWarpgroups || device.major != 9 || !same_type) return nullptr;
   if ((spec.head_dim != 64 && spec.head_dim != 128) || likely_rows <= kFewRows) return nullptr;
+  const bool many = likely_rows > kGroupRows;
   shape.slot_bytes = 128;
   for (const LayerFormat& format : pages.formats) {
     if (format.format != Format::none && format.format != Format::dense) {
       shape.slot_bytes = std::max(shape.slot_bytes, format.head_bytes);
     }
   }
-  const std::uint32_t taken = kRecordBytes + prefill_ring_at(spec.head_dim);
+  const std::uint32_t taken = prefill_ring_at(spec.head_dim, many);
   if (device.shared_bytes < taken + 3 * shape.slot_bytes) return nullptr;
   shape.warps = 1;
   shape.stages = std::min(kMaxRawSlots, (device.shared_bytes - taken) / shape.slot_bytes);
   shape.shared_bytes = taken + shape.stages * shape.slot_bytes;
-  const bool many = likely_rows > kGroupRows;
   rows = prefill_rows(many);
   const PrefillVariant variant{spec.dtype, many, call.softcap == 0 && call.alibi == nullptr};
   return spec.head_dim == 64 ? prefill_d64(variant) : prefill_d128(variant);

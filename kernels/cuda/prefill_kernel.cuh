@@ -21,13 +21,14 @@
 namespace kvq::cuda {
 
 template <typename Shape>
-struct PrefillMap {                                     // shared addresses
-  std::uint32_t keys, values, ring, full[2], empty[2];  // barriers of the stages of keys, of values
+struct PrefillMap {                                              // shared addresses
+  std::uint32_t keys, values, queries, ring, full[2], empty[2];  // barriers of the stages of keys, of values
   std::uint32_t raw_full, raw_empty, page;
 
   __device__ PrefillMap(std::uint32_t base, const PrefillRecords<Shape::kRows>& records)
       : keys(base),
         values(base + Shape::kStages * Shape::kStageBytes),
+        queries(base + 2 * Shape::kStages * Shape::kStageBytes),
         ring(base + Shape::kRingAt),
         full{shared_address(records.full[0]), shared_address(records.full[1])},
         empty{shared_address(records.empty[0]), shared_address(records.empty[1])},
@@ -129,45 +130,74 @@ struct Consumer {
 
   __device__ __forceinline__ void ask_scores(float (&s)[32]) {
     barrier_wait(map.full[0] + 8 * key_turn.stage, key_turn.parity);
-    rows.ask_scores(map.keys + key_turn.stage * Shape::kStageBytes, s);
+    rows.ask_scores(queries(), map.keys + key_turn.stage * Shape::kStageBytes, s);
   }
   __device__ __forceinline__ void ask_values(const std::uint32_t (&weight)[4][4]) {
     barrier_wait(map.full[1] + 8 * value_turn.stage, value_turn.parity);
     rows.ask_values(map.values + value_turn.stage * Shape::kStageBytes, weight);
   }
-  __device__ __forceinline__ void leave(std::uint32_t empty, Turn<Shape::kStages>& turn) {
-    if (lane == 0) barrier_arrive(empty + 8 * turn.stage);
-    turn.next();
-  }
-
-  // The scores of a page are on their way while the values of the page before are.
-  __device__ __forceinline__ void pages(std::uint32_t begin, std::uint32_t end) {
-    if (begin >= end) return;
-    float s[32];
-    std::uint32_t weight[4][4];
-    ask_scores(s);
+  // Nothing is on its way any more: `s` is there, and the values of the page before have been added.
+  __device__ __forceinline__ void settle(float (&s)[32]) {
     products_wait<0>();
     hold(s);
-    leave(map.empty[0], key_turn);
-    rows.weigh(p, static_cast<std::int32_t>(begin * kPageTokens), lane, s);
-    rows.pack(s, weight);
-#pragma unroll 1
-    for (std::uint32_t page = begin + 1; page < end; ++page) {
-      ask_scores(s);
-      ask_values(weight);
-      products_wait<1>();
-      hold(s);
-      leave(map.empty[0], key_turn);
-      rows.weigh(p, static_cast<std::int32_t>(page * kPageTokens), lane, s);
-      products_wait<0>();
-      hold(rows.out);
-      leave(map.empty[1], value_turn);
-      rows.pack(s, weight);
-    }
-    ask_values(weight);
-    products_wait<0>();
     hold(rows.out);
-    leave(map.empty[1], value_turn);
+  }
+  __device__ __forceinline__ void leave_keys() {
+    if (lane == 0) barrier_arrive(map.empty[0] + 8 * key_turn.stage);
+    key_turn.next();
+  }
+  __device__ __forceinline__ void leave_values() {
+    if (lane == 0) barrier_arrive(map.empty[1] + 8 * value_turn.stage);
+    value_turn.next();
+  }
+
+  // One page whose scores are in `s`: while they become weights, the scores of the next page are on their way into
+  // `next`, and the values of the page before.
+  __device__ __forceinline__ void step(std::uint32_t page, bool first, float (&s)[32], float (&next)[32]) {
+    std::uint32_t weight[4][4];
+    ask_scores(next);
+    rows.weigh(p, static_cast<std::int32_t>(page * kPageTokens), lane, s);
+    settle(next);
+    leave_keys();
+    if (!first) leave_values();
+    rows.pack(s, weight);
+    ask_values(weight);
+  }
+  __device__ __forceinline__ void last_step(std::uint32_t page, bool first, float (&s)[32]) {
+    std::uint32_t weight[4][4];
+    rows.weigh(p, static_cast<std::int32_t>(page * kPageTokens), lane, s);
+    settle(s);
+    if (!first) leave_values();
+    rows.pack(s, weight);
+    ask_values(weight);
+    settle(s);
+    leave_values();
+  }
+
+  __device__ __forceinline__ void pages(std::uint32_t begin, std::uint32_t end) {
+    if (begin >= end) return;
+    float even[32], odd[32];
+    ask_scores(even);
+    settle(even);
+    leave_keys();
+    std::uint32_t page = begin;
+#pragma unroll 1
+    for (; page + 2 < end; page += 2) {
+      step(page, page == begin, even, odd);
+      step(page + 1, false, odd, even);
+    }
+    if (page + 1 < end) {
+      step(page, page == begin, even, odd);
+      last_step(page + 1, false, odd);
+    } else {
+      last_step(page, page == begin, even);
+    }
+  }
+
+  __device__ std::uint32_t queries() const { return map.queries + group * (Shape::kHalves * kGroupRows * 128); }
+  // The warpgroup's own; id 0 is the block's.
+  __device__ __forceinline__ void meet() const {
+    asm volatile("bar.sync %0,%1;" ::"r"(1 + group), "n"(kGroupThreads) : "memory");
   }
 
   __device__ void run(PrefillRecords<Shape::kRows>& records, const Shares& shares) {
@@ -177,7 +207,10 @@ struct Consumer {
     if (leads) p.tails[unit] = {0, kNoUnit, 0, 0, 0, 0};
     TilePiece piece;
     while (next_piece(p, records.walk[group * 4 + thread / 32], piece)) {
-      rows.begin(p, piece, piece.tile * Shape::kRows + group * kGroupRows, thread);
+      meet();
+      rows.begin(p, piece, piece.tile * Shape::kRows + group * kGroupRows, thread, queries());
+      fence_writes();
+      meet();
       pages(piece.page_begin, piece.page_end);
       rows.finish_sums();
       if (piece.begins && piece.ends) {

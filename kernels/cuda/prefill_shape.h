@@ -1,15 +1,15 @@
 // The fixed shape of the kernels for many query rows, for the host that launches them and for the device.
 //
 // Invariant: a *unit* is a block of threads here, one for each multiprocessor; a tile has 64 rows for each consumer
-// warpgroup. Consumers first, producers behind them. In shared memory: stages of keys, stages of values (both rows of
-// 128 bytes, see prefill_mma.cuh), the ring of raw blocks, and the records.
+// warpgroup. Consumers first, producers behind them. In shared memory: the records, stages of keys, stages of values,
+// the consumers' queries (all rows of 128 bytes, see prefill_mma.cuh), the ring of raw blocks.
 #pragma once
 
 #include "kernels/cuda/attend_params.h"
 
 namespace kvq::cuda {
 
-inline constexpr std::uint32_t kGroupRows = 64;         // of a consumer warpgroup
+inline constexpr std::uint32_t kGroupRows = 64;      // of a consumer warpgroup
 inline constexpr std::uint32_t kGroupThreads = 128;  // of a warpgroup
 inline constexpr std::uint32_t kMaxRawSlots = 12;
 inline constexpr std::uint32_t kRecordBytes = 4096;  // of PrefillRecords, and what aligns the stages
@@ -25,7 +25,7 @@ struct PrefillShape {
   static constexpr std::uint32_t kStageBytes = kHalves * kHalfBytes;
   static constexpr std::uint32_t kStages = kD == 64 ? 6 : 4;
   static constexpr std::uint32_t kLag = kStages - 2;  // dense pages on their way before the first one is waited for
-  static constexpr std::uint32_t kRingAt = 2 * kStages * kStageBytes;
+  static constexpr std::uint32_t kRingAt = 2 * kStages * kStageBytes + kConsumers * kHalves * kGroupRows * 128;
   // Registers of a thread. The warpgroups share what they were launched with, or one of them waits for ever.
   static constexpr std::uint32_t kLaunchRegisters = 65536 / kThreads / 8 * 8;
   static constexpr std::uint32_t kProducerRegisters = kConsumers == 1 ? 144 : 72;
@@ -59,8 +59,9 @@ PrefillKernel prefill_d64(const PrefillVariant& variant);
 PrefillKernel prefill_d128(const PrefillVariant& variant);
 
 // Bytes of shared memory before the ring of raw blocks.
-constexpr std::uint32_t prefill_ring_at(std::uint32_t d) {
-  return d == 64 ? PrefillShape<64, 1>::kRingAt : PrefillShape<128, 1>::kRingAt;
+constexpr std::uint32_t prefill_ring_at(std::uint32_t d, bool many) {
+  if (d == 64) return kRecordBytes + (many ? PrefillShape<64, 2>::kRingAt : PrefillShape<64, 1>::kRingAt);
+  return kRecordBytes + (many ? PrefillShape<128, 2>::kRingAt : PrefillShape<128, 1>::kRingAt);
 }
 
 }  // namespace kvq::cuda
