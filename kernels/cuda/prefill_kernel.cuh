@@ -2,9 +2,9 @@
 // values in shared memory, consumer warpgroups of 64 rows multiply them (wgmma) and keep their rows' state.
 //
 // Invariant: consumers and producers meet at four barriers for each stage (keys and values, full and empty) and nowhere
-// else; the producers follow the stream's records, the consumers a walk of their own that agrees with it. A tile that
-// is wholly a unit's is finished by it; of any other each unit leaves a partial state that combine.cuh joins, with
-// places as in join_block.cuh for blocks of one warp.
+// else; the producers follow the records of one more warp, the stream, and the consumers a walk of their own that
+// agrees with it. A tile that is wholly a unit's is finished by it; of any other each unit leaves a partial state that
+// combine.cuh joins, with places as in join_block.cuh for blocks of one warp.
 //
 // Error bound, against the exact result on the same stored bytes, per element of an fp32 output:
 //   |error| <= (exp(2 E) - 1 + u) * max|V|,   lse: |error| <= E + 2^-10 + 2^-20 |lse|
@@ -43,77 +43,95 @@ struct PrefillMap {                                              // shared addre
     }
     for (std::uint32_t s = 0; s < raw_slots; ++s) {
       barrier_init(raw_full + 8 * s, 1);
-      barrier_init(raw_empty + 8 * s, 4 * Shape::kProducers);
+      barrier_init(raw_empty + 8 * s, 4);
     }
     fence_writes();
   }
 };
 
-// One warp of the warpgroup that brings the keys, or of the one that brings the values.
-template <typename Shape, Dtype kType, bool kKeys>
+// One warp of a producer warpgroup: the first has the pages of even number, the second the others.
+template <typename Shape, Dtype kType>
 struct Producer {
   static constexpr std::uint32_t kD = Shape::kD, kPartBytes = kPageTokens * kD * 2;
   const AttendParams& p;
   const PrefillMap<Shape>& map;
-  const std::uint32_t thread, lane;  // in the warpgroup; in the warp
-  Turn<Shape::kStages> turn;
-  std::uint32_t pending = 0;  // dense pages just before `turn` that were asked for, but not yet told of
+  const std::uint32_t group, thread, lane;  // which warpgroup; in it; in the warp
+  std::uint32_t stage = 0, parity = 0;
+  bool pending = false;  // the dense page before has been asked for, but not told of
 
-  // What this thread has written of a stage is there.
-  __device__ __forceinline__ void tell(std::uint32_t stage) const {
+  __device__ __forceinline__ void await_empty(std::uint32_t part) const {
+    barrier_wait(map.empty[part] + 8 * stage, parity ^ 1);
+  }
+  // What this thread has written of a stage's keys (0) or values (1) is there.
+  __device__ __forceinline__ void tell(std::uint32_t part, std::uint32_t of) const {
     fence_writes();
     __syncwarp();
-    if (lane == 0) barrier_arrive(map.full[!kKeys] + 8 * stage);
+    if (lane == 0) barrier_arrive(map.full[part] + 8 * of);
   }
 
-  // Tells of dense pages until `left` of them are pending.
+  // Tells of a pending page, when all but the last kLeft dense pages are there.
   template <std::uint32_t kLeft>
   __device__ __forceinline__ void settle() {
-    if (pending <= kLeft) return;
+    if (!pending) return;
     asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-    for (; pending > kLeft; --pending) tell((turn.stage + Shape::kStages - pending) % Shape::kStages);
+    const std::uint32_t before = (stage + Shape::kStages - Shape::kProducers) % Shape::kStages;
+    tell(0, before);
+    tell(1, before);
+    pending = false;
+  }
+
+  // Two pages of each warpgroup are on their way.
+  __device__ __forceinline__ void copy(const PageRecord& page, std::uint32_t keys, std::uint32_t values) {
+    const std::uint64_t from = page.block & ~kKindMask;
+    await_empty(0);
+    copy_rows<kD>(from, keys, 0, kPageTokens, thread);
+    await_empty(1);
+    copy_rows<kD>(from + kPartBytes, values, page.tokens % 256, page.tokens / 256, thread);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    settle<1>();
+    pending = true;
   }
 
   __device__ __forceinline__ void decode(const PageDecoder<kD, kType>& decoder, Kind kind, std::uint32_t block,
-                                         std::uint32_t stage) const {
-    if (kind > Kind::k8v4) {
-      fill_rows_with<kD>(kKeys && kind == Kind::fault ? 0x7fff7fffu : 0, stage, thread);
-    } else if (kKeys) {
-      decoder.keys(kind, block, stage);
+                                         std::uint32_t keys, std::uint32_t values) {
+    await_empty(0);
+    if (kind <= Kind::k8v4) {
+      decoder.keys(kind, block, keys);
     } else {
-      decoder.values(kind, block, stage);
+      fill_rows_with<kD>(kind == Kind::fault ? 0x7fff7fffu : 0, keys, thread);
     }
+    settle<0>();
+    tell(0, stage);
+    await_empty(1);
+    if (kind <= Kind::k8v4) {
+      decoder.values(kind, block, values);
+    } else {
+      fill_rows_with<kD>(0, values, thread);
+    }
+    tell(1, stage);
   }
 
-  __device__ void run(PrefillRecords<Shape::kRows>& records) {
-    const bool leads = kKeys && thread < 32;
-    RawStream<kD, Shape::kRows> stream(p, records, {map.ring, map.raw_full, map.raw_empty, map.page}, lane);
+  __device__ void run() {
     const PageDecoder<kD, kType> decoder(thread / 32, lane);
-    if (leads) stream.begin();
-    for (std::uint32_t slot = 0, parity = 0;;) {
-      if (leads) stream.issue_next();
-      barrier_wait(map.raw_full + 8 * slot, parity);
+    stage = group;
+    for (std::uint32_t slot = group, slot_parity = 0;;) {
+      barrier_wait(map.raw_full + 8 * slot, slot_parity);
       const PageRecord page = load_record(map.page + 16 * slot);
       if (page.bytes == kNoMorePages) break;
       const Kind kind = static_cast<Kind>(page.block & kKindMask);
-      const std::uint32_t stage = (kKeys ? map.keys : map.values) + turn.stage * Shape::kStageBytes;
-      barrier_wait(map.empty[!kKeys] + 8 * turn.stage, turn.parity ^ 1);
+      const std::uint32_t keys = map.keys + stage * Shape::kStageBytes,
+                          values = map.values + stage * Shape::kStageBytes;
       if (kind == Kind::dense) {
-        copy_rows<kD>((page.block & ~kKindMask) + (kKeys ? 0 : kPartBytes), stage, kKeys ? 0 : page.tokens % 256,
-                      kKeys ? kPageTokens : page.tokens / 256, thread);
-        asm volatile("cp.async.commit_group;" ::: "memory");
-        ++pending;
-        turn.next();
-        settle<Shape::kLag>();
+        copy(page, keys, values);
       } else {
-        decode(decoder, kind, map.ring + slot * p.slot_bytes, stage);
-        tell(turn.stage);
-        settle<0>();  // those before this page
-        turn.next();
+        decode(decoder, kind, map.ring + slot * p.slot_bytes, keys, values);
       }
       __syncwarp();
       if (lane == 0) barrier_arrive(map.raw_empty + 8 * slot);
-      if (++slot == p.stages) slot = 0, parity ^= 1;
+      stage += Shape::kProducers;
+      if (stage >= Shape::kStages) stage -= Shape::kStages, parity ^= 1;
+      slot += Shape::kProducers;
+      if (slot >= p.stages) slot -= p.stages, slot_parity ^= 1;
     }
     settle<0>();
   }
@@ -136,62 +154,40 @@ struct Consumer {
     barrier_wait(map.full[1] + 8 * value_turn.stage, value_turn.parity);
     rows.ask_values(map.values + value_turn.stage * Shape::kStageBytes, weight);
   }
-  // Nothing is on its way any more: `s` is there, and the values of the page before have been added.
-  __device__ __forceinline__ void settle(float (&s)[32]) {
-    products_wait<0>();
-    hold(s);
-    hold(rows.out);
-  }
-  __device__ __forceinline__ void leave_keys() {
-    if (lane == 0) barrier_arrive(map.empty[0] + 8 * key_turn.stage);
-    key_turn.next();
-  }
-  __device__ __forceinline__ void leave_values() {
-    if (lane == 0) barrier_arrive(map.empty[1] + 8 * value_turn.stage);
-    value_turn.next();
+  __device__ __forceinline__ void leave(std::uint32_t empty, Turn<Shape::kStages>& turn) {
+    if (lane == 0) barrier_arrive(empty + 8 * turn.stage);
+    turn.next();
   }
 
-  // One page whose scores are in `s`: while they become weights, the scores of the next page are on their way into
-  // `next`, and the values of the page before.
-  __device__ __forceinline__ void step(std::uint32_t page, bool first, float (&s)[32], float (&next)[32]) {
-    std::uint32_t weight[4][4];
-    ask_scores(next);
-    rows.weigh(p, static_cast<std::int32_t>(page * kPageTokens), lane, s);
-    settle(next);
-    leave_keys();
-    if (!first) leave_values();
-    rows.pack(s, weight);
-    ask_values(weight);
-  }
-  __device__ __forceinline__ void last_step(std::uint32_t page, bool first, float (&s)[32]) {
-    std::uint32_t weight[4][4];
-    rows.weigh(p, static_cast<std::int32_t>(page * kPageTokens), lane, s);
-    settle(s);
-    if (!first) leave_values();
-    rows.pack(s, weight);
-    ask_values(weight);
-    settle(s);
-    leave_values();
-  }
-
+  // The scores of a page are on their way while the values of the page before are; they become weights while the last
+  // of these are.
   __device__ __forceinline__ void pages(std::uint32_t begin, std::uint32_t end) {
     if (begin >= end) return;
-    float even[32], odd[32];
-    ask_scores(even);
-    settle(even);
-    leave_keys();
-    std::uint32_t page = begin;
+    float s[32];
+    std::uint32_t weight[4][4];
+    ask_scores(s);
+    products_wait<0>();
+    hold(s);
+    leave(map.empty[0], key_turn);
+    rows.weigh(p, static_cast<std::int32_t>(begin * kPageTokens), lane, s);
+    rows.pack(s, weight);
 #pragma unroll 1
-    for (; page + 2 < end; page += 2) {
-      step(page, page == begin, even, odd);
-      step(page + 1, false, odd, even);
+    for (std::uint32_t page = begin + 1; page < end; ++page) {
+      ask_scores(s);
+      ask_values(weight);
+      products_wait<1>();
+      hold(s);
+      leave(map.empty[0], key_turn);
+      rows.weigh(p, static_cast<std::int32_t>(page * kPageTokens), lane, s);
+      products_wait<0>();
+      hold(rows.out);
+      leave(map.empty[1], value_turn);
+      rows.pack(s, weight);
     }
-    if (page + 1 < end) {
-      step(page, page == begin, even, odd);
-      last_step(page + 1, false, odd);
-    } else {
-      last_step(page, page == begin, even);
-    }
+    ask_values(weight);
+    products_wait<0>();
+    hold(rows.out);
+    leave(map.empty[1], value_turn);
   }
 
   __device__ std::uint32_t queries() const { return map.queries + group * (Shape::kHalves * kGroupRows * 128); }
@@ -251,26 +247,27 @@ __global__ void __launch_bounds__(PrefillShape<kD, kConsumers>::kThreads, 1)
   asm volatile("griddepcontrol.launch_dependents;");
   TileCosts<Shape::kRows> costs{p.group, false};
   const Shares shares = costs.shares(p, gridDim.x, lane);
-  if (warp <= 4 * kConsumers) {  // the consumers' walks and, by the warp that leads the producers, the stream's
+  constexpr std::uint32_t kGroups = kConsumers + Shape::kProducers;
+  if (warp < 4 * kConsumers || warp == 4 * kGroups) {  // the consumers' walks and the stream's
     const std::uint64_t begin = shares.unit_begin(blockIdx.x), end = shares.unit_begin(blockIdx.x + 1);
     TileWalk<Shape::kRows> walk;
     walk.begin(p, costs, begin, end - begin, lane);
-    if (lane == 0) records.walk[warp == 4 * kConsumers ? 8 : warp] = walk;
+    if (lane == 0) records.walk[warp == 4 * kGroups ? 8 : warp] = walk;
   }
   __syncthreads();
   if (group < kConsumers) {
     take_registers<Shape::kConsumerRegisters, true>();
     Consumer<Shape, kType, kPlain> consumer{p, map, group, thread, lane};
     consumer.run(records, shares);
-  } else {
+  } else if (group < kGroups) {
     take_registers<Shape::kProducerRegisters, false>();
-    if (group == kConsumers) {
-      Producer<Shape, kType, true> producer{p, map, thread, lane};
-      producer.run(records);
-    } else {
-      Producer<Shape, kType, false> producer{p, map, thread, lane};
-      producer.run(records);
-    }
+    Producer<Shape, kType> producer{p, map, group - kConsumers, thread, lane};
+    producer.run();
+  } else {
+    take_registers<Shape::kStreamRegisters, false>();
+    if (warp != 4 * kGroups) return;
+    RawStream<kD, Shape::kRows> stream(p, records, {map.ring, map.raw_full, map.raw_empty, map.page}, lane);
+    stream.run();
   }
 #endif
 }

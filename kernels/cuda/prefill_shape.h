@@ -1,8 +1,10 @@
 // The fixed shape of the kernels for many query rows, for the host that launches them and for the device.
 //
 // Invariant: a *unit* is a block of threads here, one for each multiprocessor; a tile has 64 rows for each consumer
-// warpgroup. Consumers first, producers behind them. In shared memory: the records, stages of keys, stages of values,
-// the consumers' queries (all rows of 128 bytes, see prefill_mma.cuh), the ring of raw blocks.
+// warpgroup. Consumers first, producers behind them, then a warpgroup of which one warp looks
+// pages up and asks for them. In shared
+// memory: the records, stages of keys, stages of values, the consumers' queries (all rows of 128 bytes, see
+// prefill_mma.cuh), the ring of raw blocks.
 #pragma once
 
 #include "kernels/cuda/attend_params.h"
@@ -17,22 +19,22 @@ inline constexpr std::uint32_t kRecordBytes = 4096;  // of PrefillRecords, and w
 template <std::uint32_t kD_, std::uint32_t kConsumers_>
 struct PrefillShape {
   static constexpr std::uint32_t kD = kD_, kConsumers = kConsumers_;
-  static constexpr std::uint32_t kProducers = 2;  // keys, values
-  static constexpr std::uint32_t kThreads = (kConsumers + kProducers) * kGroupThreads;
+  static constexpr std::uint32_t kProducers = 2;
+  static constexpr std::uint32_t kThreads = (kConsumers + kProducers + 1) * kGroupThreads;
   static constexpr std::uint32_t kRows = kGroupRows * kConsumers;
   static constexpr std::uint32_t kHalves = kD / 64;
   static constexpr std::uint32_t kHalfBytes = kPageTokens * 128;  // 64 channels of a page's keys or values
   static constexpr std::uint32_t kStageBytes = kHalves * kHalfBytes;
-  static constexpr std::uint32_t kStages = kD == 64 ? 6 : 4;
-  static constexpr std::uint32_t kLag = kStages - 2;  // dense pages on their way before the first one is waited for
+  static constexpr std::uint32_t kStages = kD == 64 ? 6 : 4;  // a multiple of kProducers
   static constexpr std::uint32_t kRingAt = 2 * kStages * kStageBytes + kConsumers * kHalves * kGroupRows * 128;
   // Registers of a thread. The warpgroups share what they were launched with, or one of them waits for ever.
   static constexpr std::uint32_t kLaunchRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr std::uint32_t kProducerRegisters = kConsumers == 1 ? 144 : 72;
-  static constexpr std::uint32_t kConsumerRegisters =
-      (kThreads / kGroupThreads * kLaunchRegisters - kProducers * kProducerRegisters) / kConsumers / 8 * 8;
+  static constexpr std::uint32_t kConsumerRegisters = kConsumers == 1 ? 216 : 160;
+  static constexpr std::uint32_t kProducerRegisters = kConsumers == 1 ? 96 : 64;
+  static constexpr std::uint32_t kStreamRegisters = kConsumers == 1 ? 96 : 32;
+  static_assert(kConsumers * kConsumerRegisters + kProducers * kProducerRegisters + kStreamRegisters <=
+                kThreads / kGroupThreads * kLaunchRegisters);
 };
-static_assert(PrefillShape<128, 2>::kConsumerRegisters == 184 && PrefillShape<128, 1>::kConsumerRegisters == 216);
 
 KVQ_HD constexpr std::uint32_t prefill_threads(bool many) {
   return many ? PrefillShape<64, 2>::kThreads : PrefillShape<64, 1>::kThreads;

@@ -64,30 +64,16 @@ class RawStream {
   __device__ RawStream(const AttendParams& p, PrefillRecords<kRows>& records, const Places& places, std::uint32_t lane)
       : p_(p), records_(records), places_(places), lane_(lane) {}
 
-  // Fills all slots but two, so that issue_next() never waits for the page before.
-  __device__ void begin() {
+  __device__ void run() {
     if (lane_ == 0) records_.lookup = {};
     __syncwarp();
-    for (std::uint32_t s = 0; s + 2 < p_.stages; ++s) issue_next();
-  }
-
-  // The next page's record and bytes into the next slot, once its last readers have left it.
-  __device__ __forceinline__ void issue_next() {
-    if (step_ != Step::blocks || used_ == count_) look_up();
-    barrier_wait(places_.empty + 8 * slot_, parity_ ^ 1);
-    if (lane_ == 0) {
-      const std::uint32_t full = places_.full + 8 * slot_;
-      const uint4 page = load_shared4(shared_address(&records_.window[half_][used_]));
-      store_shared4(places_.page + 16 * slot_, page);
-      if (static_cast<std::int32_t>(page.w) > 0) {
-        barrier_copy(full, places_.ring + slot_ * p_.slot_bytes,
-                     (page.x & ~static_cast<std::uint32_t>(kKindMask)) | std::uint64_t{page.y} << 32, page.w);
-      } else {
-        barrier_arrive(full);
-      }
+    for (;;) {
+      if (step_ != Step::blocks || used_ == count_) look_up();
+      if (count_ == 0) break;
+      issue(records_.window[half_][used_]);
+      ++used_;
     }
-    ++used_;
-    if (++slot_ == p_.stages) slot_ = 0, parity_ ^= 1;
+    for (std::uint32_t i = 0; i < 2; ++i) issue({0, 0, kNoMorePages});  // each producer warpgroup meets one
   }
 
  private:
@@ -108,6 +94,23 @@ class RawStream {
     }
   }
 
+  // A page's record and bytes into the next slot, once its last readers have left it.
+  __device__ __forceinline__ void issue(const PageRecord& page) {
+    barrier_wait(places_.empty + 8 * slot_, parity_ ^ 1);
+    if (lane_ == 0) {
+      const std::uint32_t full = places_.full + 8 * slot_;
+      store_shared4(places_.page + 16 * slot_, {static_cast<std::uint32_t>(page.block),
+                                                static_cast<std::uint32_t>(page.block >> 32), page.tokens, page.bytes});
+      if (static_cast<std::int32_t>(page.bytes) > 0) {
+        barrier_copy(full, places_.ring + slot_ * p_.slot_bytes, page.block & ~kKindMask, page.bytes);
+      } else {
+        barrier_arrive(full);
+      }
+    }
+    __syncwarp();
+    if (++slot_ == p_.stages) slot_ = 0, parity_ ^= 1;
+  }
+
   // One step of the lookups that are due; all of them when the window is used up.
   __device__ __forceinline__ void look_up() {
     const bool all = used_ == count_;
@@ -122,12 +125,6 @@ class RawStream {
     half_ ^= 1;
     count_ = records_.lookup.count;
     step_ = Step::none;
-    if (count_ != 0) return;
-    // The end, for as long as anybody asks.
-    records_.window[half_][lane_] = {0, 0, kNoMorePages};
-    __syncwarp();
-    count_ = 32;
-    step_ = Step::blocks;
   }
 
   // Reads the numbers of the next pages of one tile, at most one for each lane. What is read is not looked at before
