@@ -115,7 +115,7 @@ Error launch_early(const DeviceInfo& device, Stream stream, dim3 grid, std::uint
 }
 
 // The kernel for many query rows, where the device and the call are such that there is one; else null. Its units are
-// blocks: 0 warps, in this shape.
+// blocks, so that this shape has one warp.
 PrefillKernel choose_prefill(const DeviceInfo& device, const PageTable& pages, const AttentionCall& call,
                              std::uint64_t likely_rows, Shape& shape, std::uint32_t& rows) {
   const LayerSpec& spec = call.model.geometry->layer[call.layer];

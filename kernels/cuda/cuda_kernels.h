@@ -49,7 +49,7 @@ Result<std::size_t> workspace_bytes(const ModelView& model, std::uint32_t query_
 Result<void> append(const AppendCall& call, const Launch& launch);
 
 // Attention over mixed formats: decode, several query tokens, prefill chunks; `threads` is ignored, `lengths`, `query_starts`,
-// `block_tables`, `alibi` and `sinks` are device arrays. Numeric bound: kernels/cuda/attend_kernel.cuh.
+// `block_tables`, `alibi` and `sinks` are device arrays. Numeric bounds: kernels/cuda/attend_kernel.cuh, prefill_kernel.cuh.
 // Errors: invalid_argument, wrong_layout, system (the launch).
 Result<void> attend(const AttentionCall& call, const Launch& launch);
 

@@ -47,7 +47,7 @@ inline constexpr bool kHasWarpgroups = true;
 #else
 inline constexpr bool kHasWarpgroups = false;  // this build has no code for sm_90a
 #endif
-inline constexpr std::uint32_t kFewRows = 16;  // up to which a warp for each page is faster
+inline constexpr std::uint32_t kFewRows = 32;  // up to which a warp for each page is faster on int4 pages
 
 struct PrefillVariant {
   Dtype dtype;

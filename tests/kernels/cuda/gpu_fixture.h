@@ -179,7 +179,7 @@ class DeviceProblem {
     const LayerSpec& spec = call.model.geometry->layer[call.layer];
     return static_cast<int>(call.q_type) == static_cast<int>(spec.dtype) &&
            (spec.head_dim == 64 || spec.head_dim == 128) &&
-           launch.max_query_tokens * (call.query_heads / spec.kv_heads) > 16;
+           launch.max_query_tokens * (call.query_heads / spec.kv_heads) > 32;
   }
 
   // Compares the rows with `expected`; `only` limits it to one sequence. Returns the largest share of its bound that
