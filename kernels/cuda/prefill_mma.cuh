@@ -1,9 +1,9 @@
 // Hopper's instructions for many query rows: products of whole warpgroups, and the barriers between warps that bring
 // pages and warps that use them.
 //
-// Invariant: B operands lie in shared memory as rows of 128 bytes (64 elements), the 16-byte chunks of row r XORed with
-// r & 7, 8 rows after one another; A operands and accumulators are registers. What generic stores have written is a
-// B operand only after fence_writes() of the writer and a barrier.
+// Invariant: operands lie in shared memory as rows of 128 bytes (64 elements), the 16-byte chunks of row r XORed with
+// r & 7, 8 rows after one another; accumulators and weights are registers. What generic stores have written is an
+// operand only after fence_writes() of the writer and a barrier.
 #pragma once
 
 #include "kernels/cuda/mma.cuh"
@@ -16,11 +16,10 @@
 
 namespace kvq::cuda {
 
-inline constexpr std::uint32_t kGroupThreads = 128;  // of a warpgroup
-inline constexpr std::uint32_t kAtomBytes = 1024;    // 8 rows of 128 bytes
+inline constexpr std::uint32_t kAtomBytes = 1024;  // 8 rows of 128 bytes
 
-// Keys are rows of a B operand whose depth is the channel, values of one whose depth is the row (kTransposed).
-// `halves` is the distance from a row's first 64 channels to the next 64.
+// Queries and keys are rows of operands whose depth is the channel, values of one whose depth is the row. `halves` is
+// the distance from a row's first 64 channels to the next 64.
 __device__ __forceinline__ std::uint64_t operand_at(std::uint32_t shared, std::uint32_t halves) {
   return std::uint64_t{(shared & 0x3ffff) >> 4} | std::uint64_t{halves >> 4} << 16 |
          std::uint64_t{kAtomBytes >> 4} << 32 | std::uint64_t{1} << 62;
@@ -38,16 +37,16 @@ __device__ __forceinline__ std::uint64_t operand_at(std::uint32_t shared, std::u
   "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57," \
   "%58,%59,%60,%61,%62,%63}"
 
-// C (64 x 64) = A (64 x 16, this warp's 16 rows as mma.m16n8k16 has them) B (64 rows) + C, or without C.
-template <Dtype kType, bool kTransposed>
-__device__ __forceinline__ void warpgroup_mma(float (&c)[32], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
+// C (64 x 64) = A (64 x 16) B (64 rows) + C, or without C. A is in shared memory, laid out as B is: the warpgroup goes
+// on while it waits for its turn.
+template <Dtype kType>
+__device__ __forceinline__ void warpgroup_mma(float (&c)[32], std::uint64_t a, std::uint64_t b, bool adds) {
 #if KVQ_WARPGROUPS
 #define KVQ_MMA64(type)                                                                                               \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%37,0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type " " KVQ_N64 \
-               ",{%32,%33,%34,%35},%36,p,1,1,%38;\n}"                                                                 \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%34,0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type " " KVQ_N64 \
+               ",%32,%33,p,1,1,0,0;\n}"                                                                               \
                : KVQ_R32(c, 0)                                                                                        \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(std::uint32_t{adds}),                        \
-                 "n"(kTransposed ? 1 : 0))
+               : "l"(a), "l"(b), "r"(std::uint32_t{adds}))
   if constexpr (kType == Dtype::fp16) {
     KVQ_MMA64("f16.f16");
   } else {
@@ -57,16 +56,31 @@ __device__ __forceinline__ void warpgroup_mma(float (&c)[32], const std::uint32_
 #endif
 }
 
-// The same for 128 columns.
-template <Dtype kType, bool kTransposed>
-__device__ __forceinline__ void warpgroup_mma(float (&c)[64], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
+// The same with A (this warp's 16 rows as mma.m16n8k16 has them) in registers and B's depth in its rows.
+template <Dtype kType>
+__device__ __forceinline__ void warpgroup_mma(float (&c)[32], const std::uint32_t (&a)[4], std::uint64_t b) {
 #if KVQ_WARPGROUPS
-#define KVQ_MMA128(type)                                                                                   \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%69,0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." type \
-               " " KVQ_N128 ",{%64,%65,%66,%67},%68,p,1,1,%70;\n}"                                         \
-               : KVQ_R32(c, 0), KVQ_R32(c, 32)                                                             \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(std::uint32_t{adds}),             \
-                 "n"(kTransposed ? 1 : 0))
+#define KVQ_MMA64(type)                                                                                         \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type " " KVQ_N64 ",{%32,%33,%34,%35},%36,1,1,1,1;" \
+               : KVQ_R32(c, 0)                                                                                  \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+  if constexpr (kType == Dtype::fp16) {
+    KVQ_MMA64("f16.f16");
+  } else {
+    KVQ_MMA64("bf16.bf16");
+  }
+#undef KVQ_MMA64
+#endif
+}
+
+// And for 128 columns.
+template <Dtype kType>
+__device__ __forceinline__ void warpgroup_mma(float (&c)[64], const std::uint32_t (&a)[4], std::uint64_t b) {
+#if KVQ_WARPGROUPS
+#define KVQ_MMA128(type)                                                                                          \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type " " KVQ_N128 ",{%64,%65,%66,%67},%68,1,1,1,1;" \
+               : KVQ_R32(c, 0), KVQ_R32(c, 32)                                                                    \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
   if constexpr (kType == Dtype::fp16) {
     KVQ_MMA128("f16.f16");
   } else {
@@ -99,6 +113,10 @@ template <std::uint32_t kCount>
 __device__ __forceinline__ void hold(float (&x)[kCount]) {
 #pragma unroll
   for (std::uint32_t i = 0; i < kCount; ++i) asm volatile("" : "+f"(x[i])::"memory");
+}
+
+__device__ __forceinline__ void store_shared1(std::uint32_t at, std::uint32_t v) {
+  asm volatile("st.shared.b32 [%0],%1;" ::"r"(at), "r"(v) : "memory");
 }
 
 // Stores of this thread come before reads by the tensor cores and the bulk copy engine.
