@@ -73,7 +73,7 @@ struct Producer {
   template <std::uint32_t kLeft>
   __device__ __forceinline__ void settle() {
     if (!pending) return;
-    asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+    wait_copies<kLeft>();
     const std::uint32_t before = (stage + Shape::kStages - Shape::kProducers) % Shape::kStages;
     tell(0, before);
     tell(1, before);
@@ -87,7 +87,7 @@ struct Producer {
     copy_rows<kD>(from, keys, 0, kPageTokens, thread);
     await_empty(1);
     copy_rows<kD>(from + kPartBytes, values, page.tokens % 256, page.tokens / 256, thread);
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    commit_copies();
     settle<1>();
     pending = true;
   }
@@ -191,10 +191,7 @@ struct Consumer {
   }
 
   __device__ std::uint32_t queries() const { return map.queries + group * (Shape::kHalves * kGroupRows * 128); }
-  // The warpgroup's own; id 0 is the block's.
-  __device__ __forceinline__ void meet() const {
-    asm volatile("bar.sync %0,%1;" ::"r"(1 + group), "n"(kGroupThreads) : "memory");
-  }
+  __device__ __forceinline__ void meet() const { group_barrier(1 + group, kGroupThreads); }
 
   __device__ void run(PrefillRecords<Shape::kRows>& records, const Shares& shares) {
     const std::uint32_t unit = blockIdx.x, row = group * kGroupRows + thread / 32 * 16 + lane / 4;
@@ -236,15 +233,15 @@ __global__ void __launch_bounds__(PrefillShape<kD, kConsumers>::kThreads, 1)
     prefill_kernel(const __grid_constant__ AttendParams p) {
 #if KVQ_WARPGROUPS
   using Shape = PrefillShape<kD, kConsumers>;
-  extern __shared__ __align__(1024) std::byte shared[];
+  std::byte* const shared = dynamic_shared<1024>();
   auto& records = *reinterpret_cast<PrefillRecords<Shape::kRows>*>(shared);
   static_assert(sizeof(records) <= kRecordBytes);
   const PrefillMap<Shape> map(shared_address(shared) + kRecordBytes, records);
   const std::uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = threadIdx.x / kGroupThreads;
   const std::uint32_t thread = threadIdx.x % kGroupThreads;
   if (threadIdx.x == 0) map.init(p.stages);
-  asm volatile("griddepcontrol.wait;" ::: "memory");  // what comes before may still be writing what is read here
-  asm volatile("griddepcontrol.launch_dependents;");
+  wait_for_launch_before();  // which may still be writing what is read here
+  let_next_launch_begin();
   TileCosts<Shape::kRows> costs{p.group, false};
   const Shares shares = costs.shares(p, gridDim.x, lane);
   constexpr std::uint32_t kGroups = kConsumers + Shape::kProducers;
@@ -257,7 +254,7 @@ __global__ void __launch_bounds__(PrefillShape<kD, kConsumers>::kThreads, 1)
   __syncthreads();
   if (group < kConsumers) {
     take_registers<Shape::kConsumerRegisters, true>();
-    Consumer<Shape, kType, kPlain> consumer{p, map, group, thread, lane};
+    Consumer<Shape, kType, kPlain> consumer{p, map, group, thread, lane, {}, {}, {}};
     consumer.run(records, shares);
   } else if (group < kGroups) {
     take_registers<Shape::kProducerRegisters, false>();

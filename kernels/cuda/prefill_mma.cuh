@@ -6,7 +6,7 @@
 // operand only after fence_writes() of the writer and a barrier.
 #pragma once
 
-#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/memory.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define KVQ_WARPGROUPS 1
@@ -162,6 +162,80 @@ __device__ __forceinline__ void barrier_copy(std::uint32_t barrier, std::uint32_
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 #endif
+}
+
+// (a & kMask) | kMagic in one instruction.
+template <std::uint32_t kMask, std::uint32_t kMagic>
+__device__ __forceinline__ std::uint32_t with_magic(std::uint32_t a) {
+  std::uint32_t d;
+  asm("lop3.b32 %0,%1,%2,%3,0xea;" : "=r"(d) : "r"(a), "n"(kMask), "n"(kMagic));
+  return d;
+}
+
+// Of pairs in fp16.
+__device__ __forceinline__ std::uint32_t subtract_pairs(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t d;
+  asm("sub.rn.f16x2 %0,%1,%2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+template <Dtype kType>
+__device__ __forceinline__ std::uint32_t fma_pairs(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t d;
+  if constexpr (kType == Dtype::fp16) {
+    asm("fma.rn.f16x2 %0,%1,%2,%3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  } else {
+    asm("fma.rn.bf16x2 %0,%1,%2,%3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  }
+  return d;
+}
+// Whether a * b + c is at least `limit` in one of the two places, in fp16.
+__device__ __forceinline__ bool any_reaches(std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t limit) {
+  std::uint32_t reaches;
+  asm("{\n.reg .pred p,q;\n.reg .b32 t;\nfma.rn.f16x2 t,%1,%2,%3;\nsetp.ge.f16x2 p|q,t,%4;\nor.pred p,p,q;\n"
+      "selp.u32 %0,1,0,p;\n}"
+      : "=r"(reaches)
+      : "r"(a), "r"(b), "r"(c), "r"(limit));
+  return reaches != 0;
+}
+// To fp16's finite range.
+__device__ __forceinline__ std::uint32_t clamp_pair(std::uint32_t a) {
+  asm("min.f16x2 %0,%0,%1;" : "+r"(a) : "r"(0x7bff7bffu));
+  asm("max.f16x2 %0,%0,%1;" : "+r"(a) : "r"(0xfbfffbffu));
+  return a;
+}
+
+// Four 8 x 8 matrices from fragments; lane l gives the address of row l % 8 of matrix l / 8.
+template <bool kTransposed>
+__device__ __forceinline__ void store_matrices(std::uint32_t at, const Fragment& f) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (kTransposed) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(at), "r"(f.r[0]),
+                 "r"(f.r[1]), "r"(f.r[2]), "r"(f.r[3])
+                 : "memory");
+  } else {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(at), "r"(f.r[0]), "r"(f.r[1]),
+                 "r"(f.r[2]), "r"(f.r[3])
+                 : "memory");
+  }
+#endif
+}
+__device__ __forceinline__ void store_shared_half(std::uint32_t at, std::uint16_t v) {
+  asm volatile("st.shared.b16 [%0],%1;" ::"r"(at), "h"(v) : "memory");
+}
+
+// Each lane for itself: 16 bytes of which the first `bytes` are copied and the others zero, in groups.
+__device__ __forceinline__ void copy16_or_zero(std::uint32_t to, std::uint64_t from, std::uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <std::uint32_t kLeft>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
+// A warpgroup by itself; id 0 is the block's.
+__device__ __forceinline__ void group_barrier(std::uint32_t id, std::uint32_t threads) {
+  asm volatile("bar.sync %0,%1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // Where a ring of `kStages` is: the stage, and the parity of its turn.

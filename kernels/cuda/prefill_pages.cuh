@@ -6,20 +6,9 @@
 // that no row of the tile sees are zeros, so what an open page holds behind its end never meets a weight of zero.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "kernels/cuda/prefill_stream.cuh"
 
 namespace kvq::cuda {
-
-// (a & kMask) | kMagic in one instruction.
-template <std::uint32_t kMask, std::uint32_t kMagic>
-__device__ __forceinline__ std::uint32_t with_magic(std::uint32_t a) {
-  std::uint32_t d;
-  asm("lop3.b32 %0,%1,%2,%3,0xea;" : "=r"(d) : "r"(a), "n"(kMask), "n"(kMagic));
-  return d;
-}
 
 // Pairs of elements. Nibble j of both halves of a word -> code - 7.5, through a magic number whose unit is the
 // nibble's.
@@ -36,14 +25,7 @@ struct CodePair<Dtype::fp16> {
     return subtract(with_magic<0x00f000f0u, 0x54005400u>(at), 0x54785478u);  // 64 + code
   }
   __device__ __forceinline__ static std::uint32_t subtract(std::uint32_t a, std::uint32_t b) {
-    std::uint32_t d;
-    asm("sub.rn.f16x2 %0,%1,%2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-  }
-  __device__ __forceinline__ static std::uint32_t fma(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
-    std::uint32_t d;
-    asm("fma.rn.f16x2 %0,%1,%2,%3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
+    return subtract_pairs(a, b);
   }
   static constexpr std::uint32_t kSixteen = 0x4c004c00u;
   __device__ __forceinline__ static std::uint32_t parameter(std::uint32_t pair) { return pair; }
@@ -58,12 +40,7 @@ struct CodePair<Dtype::bf16> {
     return subtract(with_magic<0x00780078u, 0x41804180u>(w >> (4 * kNibble - 3) % 32), 0x41bc41bcu);  // 16 + code
   }
   __device__ __forceinline__ static std::uint32_t subtract(std::uint32_t a, std::uint32_t b) {
-    return fma(b, 0xbf80bf80u, a);
-  }
-  __device__ __forceinline__ static std::uint32_t fma(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
-    std::uint32_t d;
-    asm("fma.rn.bf16x2 %0,%1,%2,%3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
+    return fma_pairs<Dtype::bf16>(b, 0xbf80bf80u, a);
   }
   static constexpr std::uint32_t kSixteen = 0x41804180u;
   __device__ __forceinline__ static std::uint32_t parameter(std::uint32_t pair) {
@@ -93,50 +70,26 @@ struct TileParameters {
 
   // Of pairs in fp16: whether |mid| + 127.5 scale may be infinite after rounding.
   __device__ __forceinline__ static bool reaches_end(std::uint32_t scales, std::uint32_t mids) {
-    std::uint32_t reaches;
-    asm("{\n.reg .pred p,q;\n.reg .b32 t;\nfma.rn.f16x2 t,%1,%2,%3;\nsetp.ge.f16x2 p|q,t,%4;\nor.pred p,p,q;\n"
-        "selp.u32 %0,1,0,p;\n}"
-        : "=r"(reaches)
-        : "r"(scales), "r"(0x57f857f8u), "r"(mids & 0x7fff7fffu), "r"(0x7bf07bf0u));
-    return reaches != 0;
+    return any_reaches(scales, 0x57f857f8u, mids & 0x7fff7fffu, 0x7bf07bf0u);
   }
 
   template <std::uint32_t kNibble>
   __device__ __forceinline__ std::uint32_t element_pair(std::uint32_t word) const {
-    return CodePair<kType>::fma(CodePair<kType>::template centred<kNibble>(word), scale[kNibble / 2], mid[kNibble / 2]);
+    return fma_pairs<kType>(CodePair<kType>::template centred<kNibble>(word), scale[kNibble / 2], mid[kNibble / 2]);
   }
   // 8-bit codes: 16 high + low - 127.5 = 16 (high - 7.5) + (low - 7.5).
   template <std::uint32_t kNibble>
   __device__ __forceinline__ std::uint32_t element_pair(std::uint32_t high, std::uint32_t low) const {
     const std::uint32_t code =
-        CodePair<kType>::fma(CodePair<kType>::template centred<kNibble>(high), CodePair<kType>::kSixteen,
-                             CodePair<kType>::template centred<kNibble>(low));
-    return CodePair<kType>::fma(code, scale[kNibble / 2], mid[kNibble / 2]);
+        fma_pairs<kType>(CodePair<kType>::template centred<kNibble>(high), CodePair<kType>::kSixteen,
+                         CodePair<kType>::template centred<kNibble>(low));
+    return fma_pairs<kType>(code, scale[kNibble / 2], mid[kNibble / 2]);
   }
 };
 
 __device__ __forceinline__ void clamp_pairs(Fragment& f) {
 #pragma unroll
-  for (std::uint32_t i = 0; i < 4; ++i) {
-    asm("min.f16x2 %0,%0,%1;" : "+r"(f.r[i]) : "r"(0x7bff7bffu));
-    asm("max.f16x2 %0,%0,%1;" : "+r"(f.r[i]) : "r"(0xfbfffbffu));
-  }
-}
-
-// Four 8 x 8 matrices from fragments; lane l gives the address of row l % 8 of matrix l / 8.
-template <bool kTransposed>
-__device__ __forceinline__ void store_matrices(std::uint32_t at, const Fragment& f) {
-#if __CUDA_ARCH__ >= 900
-  if constexpr (kTransposed) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(at), "r"(f.r[0]),
-                 "r"(f.r[1]), "r"(f.r[2]), "r"(f.r[3])
-                 : "memory");
-  } else {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(at), "r"(f.r[0]), "r"(f.r[1]),
-                 "r"(f.r[2]), "r"(f.r[3])
-                 : "memory");
-  }
-#endif
+  for (std::uint32_t i = 0; i < 4; ++i) f.r[i] = clamp_pair(f.r[i]);
 }
 
 // The keys of one tile of 16 channels, 64 tokens.
@@ -260,8 +213,7 @@ struct PageDecoder {
         const std::uint32_t token = 2 * lane + e, chunk = channel / 8 % 8;
         const std::uint32_t at =
             stage + channel / 64 * (kPageTokens * 128) + token * 128 + ((chunk ^ (token & 7)) * 16) + channel % 8 * 2;
-        asm volatile("st.shared.b16 [%0],%1;" ::"r"(at), "h"(static_cast<std::uint16_t>(e == 0 ? pair : pair >> 16))
-                     : "memory");
+        store_shared_half(at, static_cast<std::uint16_t>(e == 0 ? pair : pair >> 16));
       }
     }
   }
@@ -276,7 +228,7 @@ __device__ __forceinline__ void copy_rows(std::uint64_t from, std::uint32_t stag
     const std::uint32_t token = i / (kD / 8), chunk = i % (kD / 8);
     const std::uint32_t to = stage + chunk / 8 * (kPageTokens * 128) + token * 128 + chunk % 8 * 16;
     const std::uint32_t bytes = token >= begin && token < end ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to), "l"(from + i * 16), "r"(bytes) : "memory");
+    copy16_or_zero(to, from + i * 16, bytes);
   }
 }
 

@@ -1,10 +1,9 @@
 // The fixed shape of the kernels for many query rows, for the host that launches them and for the device.
 //
 // Invariant: a *unit* is a block of threads here, one for each multiprocessor; a tile has 64 rows for each consumer
-// warpgroup. Consumers first, producers behind them, then a warpgroup of which one warp looks
-// pages up and asks for them. In shared
-// memory: the records, stages of keys, stages of values, the consumers' queries (all rows of 128 bytes, see
-// prefill_mma.cuh), the ring of raw blocks.
+// warpgroup. Consumers first, producers behind them, then a warpgroup of which one warp looks pages up and asks for
+// them. In shared memory: the records, stages of keys, stages of values, the consumers' queries (all rows of 128 bytes,
+// see prefill_mma.cuh), the ring of raw blocks.
 #pragma once
 
 #include "kernels/cuda/attend_params.h"
