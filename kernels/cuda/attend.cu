@@ -117,18 +117,18 @@ PrefillKernel choose_prefill(const DeviceInfo& device, const PageTable& pages, c
   const bool same_type = static_cast<std::uint32_t>(call.q_type) == static_cast<std::uint32_t>(spec.dtype);
   if (!kHasWarpgroups || device.major != 9 || !same_type) return nullptr;
   if ((spec.head_dim != 64 && spec.head_dim != 128) || likely_rows <= kFewRows) return nullptr;
+  const bool many = likely_rows > kGroupRows;
   shape.slot_bytes = 128;
   for (const LayerFormat& format : pages.formats) {
     if (format.format != Format::none && format.format != Format::dense) {
       shape.slot_bytes = std::max(shape.slot_bytes, format.head_bytes);
     }
   }
-  const std::uint32_t taken = kRecordBytes + prefill_ring_at(spec.head_dim);
-  if (device.shared_bytes < taken + 2 * shape.slot_bytes) return nullptr;
+  const std::uint32_t taken = prefill_ring_at(spec.head_dim, many);
+  if (device.shared_bytes < taken + 3 * shape.slot_bytes) return nullptr;
   shape.warps = 1;
   shape.stages = std::min(kMaxRawSlots, (device.shared_bytes - taken) / shape.slot_bytes);
   shape.shared_bytes = taken + shape.stages * shape.slot_bytes;
-  const bool many = likely_rows > kGroupRows;
   rows = prefill_rows(many);
   const PrefillVariant variant{spec.dtype, many, call.softcap == 0 && call.alibi == nullptr};
   return spec.head_dim == 64 ? prefill_d64(variant) : prefill_d128(variant);
@@ -140,7 +140,7 @@ Error launch_prefill(const DeviceInfo& device, const Launch& launch, PrefillKern
   const std::uint32_t units = device.multiprocessors;
   p.tails = static_cast<UnitTail*>(launch.workspace);
   p.partials = reinterpret_cast<float*>(static_cast<std::byte*>(launch.workspace) + tails_bytes(units));
-  const Error error = launch_early(device, launch.stream, {units, 1, 1}, kPrefillThreads, shape.shared_bytes,
+  const Error error = launch_early(device, launch.stream, {units, 1, 1}, prefill_threads(rows > kGroupRows), shape.shared_bytes,
                                    "attend, the launch for many rows", kernel, p);
   if (error.code != Errc::ok) return error;
   return launch_early(device, launch.stream,

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/cuda/finish_row.cuh"
+#include "kernels/cuda/memory.cuh"
 
 namespace kvq::cuda {
 
@@ -90,10 +91,8 @@ template <std::uint32_t kVectors>
 __global__ void __launch_bounds__(kCombineUnits * 32)
     combine_kernel(const __grid_constant__ AttendParams p, std::uint32_t units, std::uint32_t warps, std::uint32_t rows,
                    std::uint32_t d) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+  let_next_launch_begin();
+  wait_for_launch_before();
   const std::uint32_t warp = threadIdx.x / 32, first_unit = blockIdx.x * kCombineUnits;
   // Each lane below kCombineUnits has one unit's tail.
   UnitTail mine{};

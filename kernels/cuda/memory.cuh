@@ -16,9 +16,15 @@ inline constexpr bool kBulkCopies = false;
 #endif
 
 // The block's dynamic shared memory.
+template <std::uint32_t kAlignment>
 __device__ __forceinline__ std::byte* dynamic_shared() {
-  extern __shared__ __align__(128) std::byte dynamic[];
-  return dynamic;
+  if constexpr (kAlignment == 1024) {
+    extern __shared__ __align__(1024) std::byte dynamic1024[];
+    return dynamic1024;
+  } else {
+    extern __shared__ __align__(128) std::byte dynamic128[];
+    return dynamic128;
+  }
 }
 
 // Past the first-level cache, so that a replayed graph sees what the daemon has published.

@@ -2,9 +2,9 @@
 // values in shared memory, consumer warpgroups of 64 rows multiply them (wgmma) and keep their rows' state.
 //
 // Invariant: consumers and producers meet at four barriers for each stage (keys and values, full and empty) and nowhere
-// else; the producers follow the stream's records, the consumers a walk of their own that agrees with it. A tile that
-// is wholly a unit's is finished by it; of any other each unit leaves a partial state that combine.cuh joins, with
-// places as in join_block.cuh for blocks of one warp.
+// else; the producers follow the records of one more warp, the stream, and the consumers a walk of their own that
+// agrees with it. A tile that is wholly a unit's is finished by it; of any other each unit leaves a partial state that
+// combine.cuh joins, with places as in join_block.cuh for blocks of one warp.
 //
 // Error bound, against the exact result on the same stored bytes, per element of an fp32 output:
 //   |error| <= (exp(2 E) - 1 + u) * max|V|,   lse: |error| <= E + 2^-10 + 2^-20 |lse|
@@ -21,128 +21,117 @@
 namespace kvq::cuda {
 
 template <typename Shape>
-struct PrefillMap {  // shared addresses
-  std::uint32_t keys, values, ring, keys_full, keys_empty, values_full, values_empty, raw_full, raw_empty;
+struct PrefillMap {                                              // shared addresses
+  std::uint32_t keys, values, queries, ring, full[2], empty[2];  // barriers of the stages of keys, of values
+  std::uint32_t raw_full, raw_empty, page;
 
   __device__ PrefillMap(std::uint32_t base, const PrefillRecords<Shape::kRows>& records)
       : keys(base),
         values(base + Shape::kStages * Shape::kStageBytes),
+        queries(base + 2 * Shape::kStages * Shape::kStageBytes),
         ring(base + Shape::kRingAt),
-        keys_full(shared_address(records.keys_full)),
-        keys_empty(shared_address(records.keys_empty)),
-        values_full(shared_address(records.values_full)),
-        values_empty(shared_address(records.values_empty)),
+        full{shared_address(records.full[0]), shared_address(records.full[1])},
+        empty{shared_address(records.empty[0]), shared_address(records.empty[1])},
         raw_full(shared_address(records.raw_full)),
-        raw_empty(shared_address(records.raw_empty)) {}
+        raw_empty(shared_address(records.raw_empty)),
+        page(shared_address(records.page)) {}
 
   __device__ void init(std::uint32_t raw_slots) const {
-    for (std::uint32_t s = 0; s < Shape::kStages; ++s) {
-      barrier_init(keys_full + 8 * s, 4);
-      barrier_init(values_full + 8 * s, 4);
-      barrier_init(keys_empty + 8 * s, 4 * Shape::kConsumers);
-      barrier_init(values_empty + 8 * s, 4 * Shape::kConsumers);
+    for (std::uint32_t i = 0; i < 2 * Shape::kStages; ++i) {
+      barrier_init(full[i / Shape::kStages] + 8 * (i % Shape::kStages), 4);
+      barrier_init(empty[i / Shape::kStages] + 8 * (i % Shape::kStages), 4 * Shape::kConsumers);
     }
     for (std::uint32_t s = 0; s < raw_slots; ++s) {
       barrier_init(raw_full + 8 * s, 1);
-      barrier_init(raw_empty + 8 * s, 4 * Shape::kProducers);
+      barrier_init(raw_empty + 8 * s, 4);
     }
     fence_writes();
   }
 };
 
-// One warp of the producers. With two warpgroups of them, the first has the keys and the second the values.
+// One warp of a producer warpgroup: the first has the pages of even number, the second the others.
 template <typename Shape, Dtype kType>
 struct Producer {
+  static constexpr std::uint32_t kD = Shape::kD, kPartBytes = kPageTokens * kD * 2;
   const AttendParams& p;
-  PrefillRecords<Shape::kRows>& records;
   const PrefillMap<Shape>& map;
-  const std::uint32_t group, thread, lane;  // of the producers; in the group; in the warp
-  Turn<Shape::kStages> turn;
-  std::uint32_t pending = 0;  // dense pages just before `turn` that were asked for, but not yet told of
+  const std::uint32_t group, thread, lane;  // which warpgroup; in it; in the warp
+  std::uint32_t stage = 0, parity = 0;
+  bool pending = false;  // the dense page before has been asked for, but not told of
 
-  __device__ bool has_keys() const { return Shape::kProducers == 1 || group == 0; }
-  __device__ bool has_values() const { return Shape::kProducers == 1 || group == 1; }
-
-  // What this thread has written of a stage's keys or values is there.
-  __device__ __forceinline__ void tell(std::uint32_t full, std::uint32_t stage) const {
+  __device__ __forceinline__ void await_empty(std::uint32_t part) const {
+    barrier_wait(map.empty[part] + 8 * stage, parity ^ 1);
+  }
+  // What this thread has written of a stage's keys (0) or values (1) is there.
+  __device__ __forceinline__ void tell(std::uint32_t part, std::uint32_t of) const {
     fence_writes();
     __syncwarp();
-    if (lane == 0) barrier_arrive(full + 8 * stage);
+    if (lane == 0) barrier_arrive(map.full[part] + 8 * of);
   }
 
-  // Tells of dense pages until `left` of them are pending.
+  // Tells of a pending page, when all but the last kLeft dense pages are there.
   template <std::uint32_t kLeft>
   __device__ __forceinline__ void settle() {
-    if (pending <= kLeft) return;
-    asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-    for (; pending > kLeft; --pending) {
-      const std::uint32_t stage = (turn.stage + Shape::kStages - pending) % Shape::kStages;
-      if (has_keys()) tell(map.keys_full, stage);
-      if (has_values()) tell(map.values_full, stage);
-    }
+    if (!pending) return;
+    wait_copies<kLeft>();
+    const std::uint32_t before = (stage + Shape::kStages - Shape::kProducers) % Shape::kStages;
+    tell(0, before);
+    tell(1, before);
+    pending = false;
   }
 
-  __device__ __forceinline__ void decode(Kind kind, std::uint32_t block) {
-    const PageDecoder<Shape::kD, kType> decoder{thread / 32, lane};
-    const std::uint32_t keys = map.keys + turn.stage * Shape::kStageBytes;
-    const std::uint32_t values = map.values + turn.stage * Shape::kStageBytes;
-    if (has_keys()) {
-      barrier_wait(map.keys_empty + 8 * turn.stage, turn.parity ^ 1);
-      if (kind <= Kind::k8v4) {
-        decoder.keys(kind, block, keys);
-      } else {
-        fill_rows_with<Shape::kD>(kind == Kind::null ? 0 : 0x7fff7fffu, keys, thread);
-      }
-      tell(map.keys_full, turn.stage);
-    }
-    if (has_values()) {
-      barrier_wait(map.values_empty + 8 * turn.stage, turn.parity ^ 1);
-      if (kind <= Kind::k8v4) {
-        decoder.values(kind, block, values);
-      } else {
-        fill_rows_with<Shape::kD>(0, values, thread);
-      }
-      tell(map.values_full, turn.stage);
-    }
-  }
-
-  __device__ __forceinline__ void copy(const PageRecord& page) {
+  // Two pages of each warpgroup are on their way.
+  __device__ __forceinline__ void copy(const PageRecord& page, std::uint32_t keys, std::uint32_t values) {
     const std::uint64_t from = page.block & ~kKindMask;
-    if (has_keys()) {
-      barrier_wait(map.keys_empty + 8 * turn.stage, turn.parity ^ 1);
-      copy_rows<Shape::kD>(from, map.keys + turn.stage * Shape::kStageBytes, 0, kPageTokens, thread);
+    await_empty(0);
+    copy_rows<kD>(from, keys, 0, kPageTokens, thread);
+    await_empty(1);
+    copy_rows<kD>(from + kPartBytes, values, page.tokens % 256, page.tokens / 256, thread);
+    commit_copies();
+    settle<1>();
+    pending = true;
+  }
+
+  __device__ __forceinline__ void decode(const PageDecoder<kD, kType>& decoder, Kind kind, std::uint32_t block,
+                                         std::uint32_t keys, std::uint32_t values) {
+    await_empty(0);
+    if (kind <= Kind::k8v4) {
+      decoder.keys(kind, block, keys);
+    } else {
+      fill_rows_with<kD>(kind == Kind::fault ? 0x7fff7fffu : 0, keys, thread);
     }
-    if (has_values()) {
-      barrier_wait(map.values_empty + 8 * turn.stage, turn.parity ^ 1);
-      copy_rows<Shape::kD>(from + kPageTokens * Shape::kD * 2, map.values + turn.stage * Shape::kStageBytes, page.begin,
-                           page.end, thread);
+    settle<0>();
+    tell(0, stage);
+    await_empty(1);
+    if (kind <= Kind::k8v4) {
+      decoder.values(kind, block, values);
+    } else {
+      fill_rows_with<kD>(0, values, thread);
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
-    ++pending;
+    tell(1, stage);
   }
 
   __device__ void run() {
-    const bool leads = group == 0 && thread < 32;
-    RawStream<Shape::kD, Shape::kRows> stream(p, records, map.ring, lane);
-    if (leads) stream.begin();
-    for (std::uint32_t slot = 0, parity = 0;;) {
-      if (leads) stream.issue_next();
-      barrier_wait(map.raw_full + 8 * slot, parity);
-      const PageRecord page = records.page[slot];
-      if (page.begin == kNoMorePages) break;
+    const PageDecoder<kD, kType> decoder(thread / 32, lane);
+    stage = group;
+    for (std::uint32_t slot = group, slot_parity = 0;;) {
+      barrier_wait(map.raw_full + 8 * slot, slot_parity);
+      const PageRecord page = load_record(map.page + 16 * slot);
+      if (page.bytes == kNoMorePages) break;
       const Kind kind = static_cast<Kind>(page.block & kKindMask);
+      const std::uint32_t keys = map.keys + stage * Shape::kStageBytes,
+                          values = map.values + stage * Shape::kStageBytes;
       if (kind == Kind::dense) {
-        copy(page);
-        turn.next();
-        settle<Shape::kLag>();
+        copy(page, keys, values);
       } else {
-        decode(kind, map.ring + slot * p.slot_bytes);
-        settle<0>();  // those before this page
-        turn.next();
+        decode(decoder, kind, map.ring + slot * p.slot_bytes, keys, values);
       }
       __syncwarp();
       if (lane == 0) barrier_arrive(map.raw_empty + 8 * slot);
-      if (++slot == p.stages) slot = 0, parity ^= 1;
+      stage += Shape::kProducers;
+      if (stage >= Shape::kStages) stage -= Shape::kStages, parity ^= 1;
+      slot += Shape::kProducers;
+      if (slot >= p.stages) slot -= p.stages, slot_parity ^= 1;
     }
     settle<0>();
   }
@@ -158,11 +147,11 @@ struct Consumer {
   RowGroup<Shape::kD, kType, kPlain> rows;
 
   __device__ __forceinline__ void ask_scores(float (&s)[32]) {
-    barrier_wait(map.keys_full + 8 * key_turn.stage, key_turn.parity);
-    rows.ask_scores(map.keys + key_turn.stage * Shape::kStageBytes, s);
+    barrier_wait(map.full[0] + 8 * key_turn.stage, key_turn.parity);
+    rows.ask_scores(queries(), map.keys + key_turn.stage * Shape::kStageBytes, s);
   }
   __device__ __forceinline__ void ask_values(const std::uint32_t (&weight)[4][4]) {
-    barrier_wait(map.values_full + 8 * value_turn.stage, value_turn.parity);
+    barrier_wait(map.full[1] + 8 * value_turn.stage, value_turn.parity);
     rows.ask_values(map.values + value_turn.stage * Shape::kStageBytes, weight);
   }
   __device__ __forceinline__ void leave(std::uint32_t empty, Turn<Shape::kStages>& turn) {
@@ -170,7 +159,8 @@ struct Consumer {
     turn.next();
   }
 
-  // The scores of a page are on their way while the values of the page before are.
+  // The scores of a page are on their way while the values of the page before are; they become weights while the last
+  // of these are.
   __device__ __forceinline__ void pages(std::uint32_t begin, std::uint32_t end) {
     if (begin >= end) return;
     float s[32];
@@ -178,7 +168,7 @@ struct Consumer {
     ask_scores(s);
     products_wait<0>();
     hold(s);
-    leave(map.keys_empty, key_turn);
+    leave(map.empty[0], key_turn);
     rows.weigh(p, static_cast<std::int32_t>(begin * kPageTokens), lane, s);
     rows.pack(s, weight);
 #pragma unroll 1
@@ -187,18 +177,21 @@ struct Consumer {
       ask_values(weight);
       products_wait<1>();
       hold(s);
-      leave(map.keys_empty, key_turn);
+      leave(map.empty[0], key_turn);
       rows.weigh(p, static_cast<std::int32_t>(page * kPageTokens), lane, s);
       products_wait<0>();
       hold(rows.out);
-      leave(map.values_empty, value_turn);
+      leave(map.empty[1], value_turn);
       rows.pack(s, weight);
     }
     ask_values(weight);
     products_wait<0>();
     hold(rows.out);
-    leave(map.values_empty, value_turn);
+    leave(map.empty[1], value_turn);
   }
+
+  __device__ std::uint32_t queries() const { return map.queries + group * (Shape::kHalves * kGroupRows * 128); }
+  __device__ __forceinline__ void meet() const { group_barrier(1 + group, kGroupThreads); }
 
   __device__ void run(PrefillRecords<Shape::kRows>& records, const Shares& shares) {
     const std::uint32_t unit = blockIdx.x, row = group * kGroupRows + thread / 32 * 16 + lane / 4;
@@ -207,7 +200,10 @@ struct Consumer {
     if (leads) p.tails[unit] = {0, kNoUnit, 0, 0, 0, 0};
     TilePiece piece;
     while (next_piece(p, records.walk[group * 4 + thread / 32], piece)) {
-      rows.begin(p, piece, piece.tile * Shape::kRows + group * kGroupRows, thread);
+      meet();
+      rows.begin(p, piece, piece.tile * Shape::kRows + group * kGroupRows, thread, queries());
+      fence_writes();
+      meet();
       pages(piece.page_begin, piece.page_end);
       rows.finish_sums();
       if (piece.begins && piece.ends) {
@@ -233,34 +229,42 @@ struct Consumer {
 };
 
 template <std::uint32_t kD, std::uint32_t kConsumers, Dtype kType, bool kPlain>
-__global__ void __launch_bounds__(kPrefillThreads, 1) prefill_kernel(const __grid_constant__ AttendParams p) {
+__global__ void __launch_bounds__(PrefillShape<kD, kConsumers>::kThreads, 1)
+    prefill_kernel(const __grid_constant__ AttendParams p) {
 #if KVQ_WARPGROUPS
   using Shape = PrefillShape<kD, kConsumers>;
-  extern __shared__ __align__(1024) std::byte shared[];
+  std::byte* const shared = dynamic_shared<1024>();
   auto& records = *reinterpret_cast<PrefillRecords<Shape::kRows>*>(shared);
   static_assert(sizeof(records) <= kRecordBytes);
   const PrefillMap<Shape> map(shared_address(shared) + kRecordBytes, records);
   const std::uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = threadIdx.x / kGroupThreads;
+  const std::uint32_t thread = threadIdx.x % kGroupThreads;
   if (threadIdx.x == 0) map.init(p.stages);
-  asm volatile("griddepcontrol.wait;" ::: "memory");  // what comes before may still be writing what is read here
-  asm volatile("griddepcontrol.launch_dependents;");
+  wait_for_launch_before();  // which may still be writing what is read here
+  let_next_launch_begin();
   TileCosts<Shape::kRows> costs{p.group, false};
   const Shares shares = costs.shares(p, gridDim.x, lane);
-  if (warp <= 4 * kConsumers) {  // the consumers' walks and, by the leading producer, the stream's
+  constexpr std::uint32_t kGroups = kConsumers + Shape::kProducers;
+  if (warp < 4 * kConsumers || warp == 4 * kGroups) {  // the consumers' walks and the stream's
     const std::uint64_t begin = shares.unit_begin(blockIdx.x), end = shares.unit_begin(blockIdx.x + 1);
     TileWalk<Shape::kRows> walk;
     walk.begin(p, costs, begin, end - begin, lane);
-    if (lane == 0) records.walk[warp == 4 * kConsumers ? 8 : warp] = walk;
+    if (lane == 0) records.walk[warp == 4 * kGroups ? 8 : warp] = walk;
   }
   __syncthreads();
   if (group < kConsumers) {
     take_registers<Shape::kConsumerRegisters, true>();
-    Consumer<Shape, kType, kPlain> consumer{p, map, group, threadIdx.x % kGroupThreads, lane};
+    Consumer<Shape, kType, kPlain> consumer{p, map, group, thread, lane, {}, {}, {}};
     consumer.run(records, shares);
-  } else {
+  } else if (group < kGroups) {
     take_registers<Shape::kProducerRegisters, false>();
-    Producer<Shape, kType> producer{p, records, map, group - kConsumers, threadIdx.x % kGroupThreads, lane};
+    Producer<Shape, kType> producer{p, map, group - kConsumers, thread, lane};
     producer.run();
+  } else {
+    take_registers<Shape::kStreamRegisters, false>();
+    if (warp != 4 * kGroups) return;
+    RawStream<kD, Shape::kRows> stream(p, records, {map.ring, map.raw_full, map.raw_empty, map.page}, lane);
+    stream.run();
   }
 #endif
 }

@@ -6,20 +6,9 @@
 // that no row of the tile sees are zeros, so what an open page holds behind its end never meets a weight of zero.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "kernels/cuda/prefill_stream.cuh"
 
 namespace kvq::cuda {
-
-// (a & kMask) | kMagic in one instruction.
-template <std::uint32_t kMask, std::uint32_t kMagic>
-__device__ __forceinline__ std::uint32_t with_magic(std::uint32_t a) {
-  std::uint32_t d;
-  asm("lop3.b32 %0,%1,%2,%3,0xea;" : "=r"(d) : "r"(a), "n"(kMask), "n"(kMagic));
-  return d;
-}
 
 // Pairs of elements. Nibble j of both halves of a word -> code - 7.5, through a magic number whose unit is the
 // nibble's.
@@ -36,14 +25,7 @@ struct CodePair<Dtype::fp16> {
     return subtract(with_magic<0x00f000f0u, 0x54005400u>(at), 0x54785478u);  // 64 + code
   }
   __device__ __forceinline__ static std::uint32_t subtract(std::uint32_t a, std::uint32_t b) {
-    std::uint32_t d;
-    asm("sub.rn.f16x2 %0,%1,%2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-  }
-  __device__ __forceinline__ static std::uint32_t fma(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
-    std::uint32_t d;
-    asm("fma.rn.f16x2 %0,%1,%2,%3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
+    return subtract_pairs(a, b);
   }
   static constexpr std::uint32_t kSixteen = 0x4c004c00u;
   __device__ __forceinline__ static std::uint32_t parameter(std::uint32_t pair) { return pair; }
@@ -58,12 +40,7 @@ struct CodePair<Dtype::bf16> {
     return subtract(with_magic<0x00780078u, 0x41804180u>(w >> (4 * kNibble - 3) % 32), 0x41bc41bcu);  // 16 + code
   }
   __device__ __forceinline__ static std::uint32_t subtract(std::uint32_t a, std::uint32_t b) {
-    return fma(b, 0xbf80bf80u, a);
-  }
-  __device__ __forceinline__ static std::uint32_t fma(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
-    std::uint32_t d;
-    asm("fma.rn.bf16x2 %0,%1,%2,%3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
+    return fma_pairs<Dtype::bf16>(b, 0xbf80bf80u, a);
   }
   static constexpr std::uint32_t kSixteen = 0x41804180u;
   __device__ __forceinline__ static std::uint32_t parameter(std::uint32_t pair) {
@@ -85,64 +62,42 @@ struct TileParameters {
     const std::uint32_t m[2] = {load_shared1(mids + at + tile % 2 * 4), load_shared1(mids + at + 8 + tile % 2 * 4)};
     near_end = false;
     if constexpr (kType == Dtype::fp16) {
-      const float2 a = unpack_pair<kType>(m[0]), b = unpack_pair<kType>(m[1]);
-      const float2 c = unpack_pair<kType>(s.x), e = unpack_pair<kType>(s.y);
-      near_end = fmaxf(fmaf(c.x, 127.5f, fabsf(a.x)),
-                       fmaxf(fmaf(c.y, 127.5f, fabsf(a.y)),
-                             fmaxf(fmaf(e.x, 127.5f, fabsf(b.x)), fmaf(e.y, 127.5f, fabsf(b.y))))) > 65000.0f;
+      near_end = reaches_end(s.x, m[0]) || reaches_end(s.y, m[1]);
     }
     scale[0] = CodePair<kType>::parameter(s.x), scale[1] = CodePair<kType>::parameter(s.y);
     mid[0] = CodePair<kType>::parameter(m[0]), mid[1] = CodePair<kType>::parameter(m[1]);
   }
 
+  // Of pairs in fp16: whether |mid| + 127.5 scale may be infinite after rounding.
+  __device__ __forceinline__ static bool reaches_end(std::uint32_t scales, std::uint32_t mids) {
+    return any_reaches(scales, 0x57f857f8u, mids & 0x7fff7fffu, 0x7bf07bf0u);
+  }
+
   template <std::uint32_t kNibble>
   __device__ __forceinline__ std::uint32_t element_pair(std::uint32_t word) const {
-    return CodePair<kType>::fma(CodePair<kType>::template centred<kNibble>(word), scale[kNibble / 2], mid[kNibble / 2]);
+    return fma_pairs<kType>(CodePair<kType>::template centred<kNibble>(word), scale[kNibble / 2], mid[kNibble / 2]);
   }
   // 8-bit codes: 16 high + low - 127.5 = 16 (high - 7.5) + (low - 7.5).
   template <std::uint32_t kNibble>
   __device__ __forceinline__ std::uint32_t element_pair(std::uint32_t high, std::uint32_t low) const {
     const std::uint32_t code =
-        CodePair<kType>::fma(CodePair<kType>::template centred<kNibble>(high), CodePair<kType>::kSixteen,
-                             CodePair<kType>::template centred<kNibble>(low));
-    return CodePair<kType>::fma(code, scale[kNibble / 2], mid[kNibble / 2]);
+        fma_pairs<kType>(CodePair<kType>::template centred<kNibble>(high), CodePair<kType>::kSixteen,
+                         CodePair<kType>::template centred<kNibble>(low));
+    return fma_pairs<kType>(code, scale[kNibble / 2], mid[kNibble / 2]);
   }
 };
 
 __device__ __forceinline__ void clamp_pairs(Fragment& f) {
 #pragma unroll
-  for (std::uint32_t i = 0; i < 4; ++i) {
-    asm("min.f16x2 %0,%0,%1;" : "+r"(f.r[i]) : "r"(0x7bff7bffu));
-    asm("max.f16x2 %0,%0,%1;" : "+r"(f.r[i]) : "r"(0xfbfffbffu));
-  }
-}
-
-// Four 8 x 8 matrices from fragments; lane l gives the address of row l % 8 of matrix l / 8.
-template <bool kTransposed>
-__device__ __forceinline__ void store_matrices(std::uint32_t at, const Fragment& f) {
-#if __CUDA_ARCH__ >= 900
-  if constexpr (kTransposed) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(at), "r"(f.r[0]),
-                 "r"(f.r[1]), "r"(f.r[2]), "r"(f.r[3])
-                 : "memory");
-  } else {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(at), "r"(f.r[0]), "r"(f.r[1]),
-                 "r"(f.r[2]), "r"(f.r[3])
-                 : "memory");
-  }
-#endif
+  for (std::uint32_t i = 0; i < 4; ++i) f.r[i] = clamp_pair(f.r[i]);
 }
 
 // The keys of one tile of 16 channels, 64 tokens.
 template <Dtype kType, bool kWide, bool kClamp>
 __device__ __forceinline__ void decode_key_tile(const TileParameters<kType>& with, std::uint32_t codes,
-                                                std::uint32_t low_codes, std::uint32_t tile, std::uint32_t stage,
-                                                std::uint32_t lane) {
+                                                std::uint32_t low_codes, std::uint32_t to) {
   const uint4 w = load_shared4(codes), l = kWide ? load_shared4(low_codes) : uint4{};
   const std::uint32_t words[4] = {w.x, w.y, w.z, w.w}, lows[4] = {l.x, l.y, l.z, l.w};
-  // Matrix j: tokens 16 m + 8 (j & 1), chunk 2 tile + (j >> 1).
-  const std::uint32_t to = stage + tile / 4 * (kPageTokens * 128) + (lane % 8 + lane / 8 % 2 * 8) * 128 +
-                           ((2 * (tile % 4) + lane / 16) ^ (lane % 8)) * 16;
 #pragma unroll
   for (std::uint32_t m = 0; m < 4; ++m) {
     Fragment f;
@@ -160,20 +115,20 @@ __device__ __forceinline__ void decode_key_tile(const TileParameters<kType>& wit
 
 template <Dtype kType, bool kWide>
 __device__ __forceinline__ void decode_key_tile(std::uint32_t scales, std::uint32_t mids, std::uint32_t codes,
-                                                std::uint32_t low_codes, std::uint32_t tile, std::uint32_t stage,
+                                                std::uint32_t low_codes, std::uint32_t tile, std::uint32_t to,
                                                 std::uint32_t lane) {
   const TileParameters<kType> with(scales, mids, tile, lane);
   if (kType == Dtype::fp16 && __any_sync(kAllLanes, with.near_end)) {
-    decode_key_tile<kType, kWide, true>(with, codes, low_codes, tile, stage, lane);
+    decode_key_tile<kType, kWide, true>(with, codes, low_codes, to);
   } else {
-    decode_key_tile<kType, kWide, false>(with, codes, low_codes, tile, stage, lane);
+    decode_key_tile<kType, kWide, false>(with, codes, low_codes, to);
   }
 }
 
 // Four value tiles of 16 channels, 16 tokens.
 template <Dtype kType, bool kClamp>
 __device__ __forceinline__ void decode_value_tiles(const TileParameters<kType>& with, std::uint32_t codes,
-                                                   std::uint32_t to, std::uint32_t lane) {
+                                                   std::uint32_t to) {
   const uint4 w = load_shared4(codes);
   const std::uint32_t words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
@@ -181,32 +136,43 @@ __device__ __forceinline__ void decode_value_tiles(const TileParameters<kType>& 
     Fragment f = {{with.template element_pair<0>(words[c]), with.template element_pair<1>(words[c]),
                    with.template element_pair<2>(words[c]), with.template element_pair<3>(words[c])}};
     if (kClamp) clamp_pairs(f);
-    store_matrices<true>(to + ((2 * c + lane / 8 % 2) ^ (lane % 8)) * 16, f);
+    store_matrices<true>(to ^ c * 32, f);
   }
 }
 
-// A warp's part of a page: `warp` of the four that share the keys and of the four that share the values. The values'
-// codes, scales and midpoints begin at `part`.
+// A warp's part of a page: `warp` of the four that share the keys, or of the four that share the values.
 template <std::uint32_t kD, Dtype kType>
 struct PageDecoder {
   static constexpr std::uint32_t kEach = kD / 64;  // key tiles of a warp, groups of four value tiles
   std::uint32_t warp, lane;
+  std::uint32_t codes_at;          // of this warp's first tile, from where its codes begin
+  std::uint32_t key_to, value_to;  // where this lane points stmatrix at in a stage; chunks are XORed to it
+
+  // Keys, matrix j: tokens 16 m + 8 (j & 1), chunk 2 tile + (j >> 1). Values, transposed: tokens 16 warp + 8 (j >> 1),
+  // chunk 2 c + (j & 1).
+  __device__ __forceinline__ PageDecoder(std::uint32_t warp, std::uint32_t lane)
+      : warp(warp),
+        lane(lane),
+        codes_at(warp * kEach * 512 + lane * 16),
+        key_to((lane % 8 + lane / 8 % 2 * 8) * 128 + (lane / 16 ^ lane % 8) * 16),
+        value_to((16 * warp + lane % 8 + lane / 16 * 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16) {}
 
   __device__ __forceinline__ void keys(Kind kind, std::uint32_t block, std::uint32_t stage) const {
     if (kind == Kind::k8v4) {
       constexpr BlockOffsets at = block_offsets(Format::k8v4, kD);
 #pragma unroll
       for (std::uint32_t i = 0; i < kEach; ++i) {
-        const std::uint32_t tile = warp * kEach + i, codes = block + tile * 512 + lane * 16;
-        decode_key_tile<kType, true>(block + at.k_scale, block + at.k_mid, codes, codes + at.k_low, tile, stage, lane);
+        const std::uint32_t codes = block + codes_at + i * 512;
+        decode_key_tile<kType, true>(block + at.k_scale, block + at.k_mid, codes, codes + at.k_low, warp * kEach + i,
+                                     key_stage(stage, i), lane);
       }
       return;
     }
     constexpr BlockOffsets at = block_offsets(Format::int4, kD);
 #pragma unroll
     for (std::uint32_t i = 0; i < kEach; ++i) {
-      const std::uint32_t tile = warp * kEach + i, codes = block + tile * 512 + lane * 16;
-      decode_key_tile<kType, false>(block + at.k_scale, block + at.k_mid, codes, 0, tile, stage, lane);
+      decode_key_tile<kType, false>(block + at.k_scale, block + at.k_mid, block + codes_at + i * 512, 0,
+                                    warp * kEach + i, key_stage(stage, i), lane);
     }
     if (kind != Kind::int4) kept_keys(block, kind == Kind::int4_k4 ? 4 : 8, stage);
   }
@@ -218,18 +184,21 @@ struct PageDecoder {
     const bool clamps = kType == Dtype::fp16 && __any_sync(kAllLanes, with.near_end);
 #pragma unroll
     for (std::uint32_t group = 0; group < kEach; ++group) {
-      // Matrix j, transposed: tokens 16 warp + 8 (j >> 1), chunk 2 c + (j & 1).
-      const std::uint32_t codes = part + warp * (kD / 16 * 128) + group * 512 + lane * 16;
-      const std::uint32_t to = stage + group * (kPageTokens * 128) + (16 * warp + lane % 8 + lane / 16 * 8) * 128;
+      const std::uint32_t to = stage + value_to + group * (kPageTokens * 128);
       if (clamps) {
-        decode_value_tiles<kType, true>(with, codes, to, lane);
+        decode_value_tiles<kType, true>(with, part + codes_at + group * 512, to);
       } else {
-        decode_value_tiles<kType, false>(with, codes, to, lane);
+        decode_value_tiles<kType, false>(with, part + codes_at + group * 512, to);
       }
     }
   }
 
  private:
+  __device__ __forceinline__ std::uint32_t key_stage(std::uint32_t stage, std::uint32_t i) const {
+    const std::uint32_t tile = warp * kEach + i;
+    return (stage + key_to + tile / 4 * (kPageTokens * 128)) ^ tile % 4 * 32;
+  }
+
   // Channels that int4_kN keeps, over what their zero scale and midpoint gave: those of this warp's tiles.
   __device__ __forceinline__ void kept_keys(std::uint32_t block, std::uint32_t count, std::uint32_t stage) const {
     constexpr std::uint32_t kList = block_offsets(Format::int4_k4, kD).channels, kKept = kList + kChannelListBytes;
@@ -244,8 +213,7 @@ struct PageDecoder {
         const std::uint32_t token = 2 * lane + e, chunk = channel / 8 % 8;
         const std::uint32_t at =
             stage + channel / 64 * (kPageTokens * 128) + token * 128 + ((chunk ^ (token & 7)) * 16) + channel % 8 * 2;
-        asm volatile("st.shared.b16 [%0],%1;" ::"r"(at), "h"(static_cast<std::uint16_t>(e == 0 ? pair : pair >> 16))
-                     : "memory");
+        store_shared_half(at, static_cast<std::uint16_t>(e == 0 ? pair : pair >> 16));
       }
     }
   }
@@ -260,7 +228,7 @@ __device__ __forceinline__ void copy_rows(std::uint64_t from, std::uint32_t stag
     const std::uint32_t token = i / (kD / 8), chunk = i % (kD / 8);
     const std::uint32_t to = stage + chunk / 8 * (kPageTokens * 128) + token * 128 + chunk % 8 * 16;
     const std::uint32_t bytes = token >= begin && token < end ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to), "l"(from + i * 16), "r"(bytes) : "memory");
+    copy16_or_zero(to, from + i * 16, bytes);
   }
 }
 

@@ -22,12 +22,14 @@ template <std::uint32_t kD, Dtype kType, bool kPlain>
 struct RowGroup {
   float out[kD / 2];
   float reference[2], sum[2];
-  std::uint32_t query[kD / 16][4];
   RowRule rule;
 
-  // Rows from `first_row` on of a sequence and KV head; rows behind its end are zeros.
+  static constexpr std::uint32_t kHalfBytes = kGroupRows * 128;  // 64 channels of the rows
+
+  // Rows from `first_row` on of a sequence and KV head; rows behind its end are zeros. The queries go to shared memory:
+  // a barrier of the warpgroup must lie between this and the last products before, and between this and the next.
   __device__ __forceinline__ void begin(const AttendParams& p, const TilePiece& piece, std::uint32_t first_row,
-                                        std::uint32_t thread) {
+                                        std::uint32_t thread, std::uint32_t queries) {
     const std::uint32_t rows = piece.of.queries * p.group;
     const std::int32_t start = piece.of.length - piece.of.queries;
     rule.length = piece.of.length;
@@ -55,7 +57,9 @@ struct RowGroup {
             word = paired ? __ldg(reinterpret_cast<const std::uint32_t*>(x))
                           : __ldg(x) | std::uint32_t{__ldg(x + 1)} << 16;
           }
-          query[k][r + 2 * b] = negative ? word ^ 0x80008000u : word;
+          store_shared1(queries + k / 4 * kHalfBytes + (row - first_row) * 128 + ((2 * (k % 4) + b) ^ (row % 8)) * 16 +
+                            thread % 4 * 4,
+                        negative ? word ^ 0x80008000u : word);
         }
       }
       reference[r] = kNothing;
@@ -66,12 +70,12 @@ struct RowGroup {
   }
 
   // Asks for the scores of 64 keys.
-  __device__ __forceinline__ void ask_scores(std::uint32_t keys, float (&s)[32]) const {
+  __device__ __forceinline__ static void ask_scores(std::uint32_t queries, std::uint32_t keys, float (&s)[32]) {
     products_begin();
 #pragma unroll
     for (std::uint32_t k = 0; k < kD / 16; ++k) {
-      const std::uint64_t b = operand_at(keys + k / 4 * (kPageTokens * 128) + k % 4 * 32, 16);
-      warpgroup_mma<kType, false>(s, query[k], b, k != 0);
+      warpgroup_mma<kType>(s, operand_at(queries + k / 4 * kHalfBytes + k % 4 * 32, 16),
+                           operand_at(keys + k / 4 * (kPageTokens * 128) + k % 4 * 32, 16), k != 0);
     }
     products_commit();
   }
@@ -81,8 +85,7 @@ struct RowGroup {
     products_begin();
 #pragma unroll
     for (std::uint32_t k = 0; k < 4; ++k) {
-      const std::uint64_t b = operand_at(values + k * 2 * kAtomBytes, kPageTokens * 128);
-      warpgroup_mma<kType, true>(out, weight[k], b, true);
+      warpgroup_mma<kType>(out, weight[k], operand_at(values + k * 2 * kAtomBytes, kPageTokens * 128));
     }
     products_commit();
   }
@@ -139,7 +142,7 @@ struct RowGroup {
     }
   }
 
-  // Scores -> weights. Products with the values of the page before may still be on their way.
+  // Scores -> weights. Products with the values of the page before may still be on their way, and the next scores.
   __device__ __forceinline__ void weigh(const AttendParams& p, std::int32_t first_key, std::uint32_t lane,
                                         float (&s)[32]) {
     bend(p, first_key, lane, s);

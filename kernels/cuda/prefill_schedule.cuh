@@ -33,9 +33,9 @@ struct TileCosts {
 
   __device__ TileLine read(const AttendParams& p, std::uint32_t s) const {
     TileLine q;
-    q.length = max(0, __ldg(p.lengths + s));
-    q.first_query = __ldg(p.query_starts + s);
-    q.queries = max(0, __ldg(p.query_starts + s + 1) - q.first_query);
+    q.length = max(0, __ldcg(p.lengths + s));
+    q.first_query = __ldcg(p.query_starts + s);
+    q.queries = max(0, __ldcg(p.query_starts + s + 1) - q.first_query);
     const std::uint64_t rows = std::uint64_t{static_cast<std::uint32_t>(q.queries)} * group;
     q.tiles = static_cast<std::uint32_t>((rows + kRows - 1) / kRows);
     std::int64_t keys = q.length;

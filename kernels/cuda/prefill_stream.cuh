@@ -13,17 +13,32 @@
 namespace kvq::cuda {
 
 struct PageRecord {
-  std::uint64_t block;       // address, its Kind in the low bits
-  std::uint32_t begin, end;  // the tokens that some row of the tile may see
+  std::uint64_t block;   // address, its Kind in the low bits
+  std::uint32_t tokens;  // that some row of the tile may see: the first one, and 256 times the one behind the last
+  std::uint32_t bytes;   // of the raw block; 0: nothing that the ring brings
 };
-inline constexpr std::uint32_t kNoMorePages = 0xffffffffu;  // as `begin`
+inline constexpr std::uint32_t kNoMorePages = 0xffffffffu;  // as `bytes`
+
+__device__ __forceinline__ PageRecord load_record(std::uint32_t at) {
+  const uint4 w = load_shared4(at);
+  return {w.x | std::uint64_t{w.y} << 32, w.z, w.w};
+}
+
+// What lookups need from one step to the next; the same for all lanes.
+struct LookupState {
+  std::uint32_t page, page_end, sequence, head;  // what is next of the current tile
+  std::int32_t begin, end;                       // the tokens that the tile sees
+  std::uint32_t first, count;                    // the pages that are looked up
+};
 
 // Everything but the pages: at the start of a block's shared memory.
 template <std::uint32_t kRows>
 struct PrefillRecords {
-  std::uint64_t keys_full[8], keys_empty[8], values_full[8], values_empty[8];
+  std::uint64_t full[2][8], empty[2][8];  // of the stages of keys, of values
   std::uint64_t raw_full[kMaxRawSlots], raw_empty[kMaxRawSlots];
-  PageRecord page[kMaxRawSlots];
+  alignas(16) PageRecord page[kMaxRawSlots];
+  PageRecord window[2][32];  // looked up; the stream gives out one half while the other is filled
+  LookupState lookup;
   TileWalk<kRows> walk[9];  // of each consumer warp, then of the stream
 };
 
@@ -41,48 +56,29 @@ __device__ __forceinline__ bool next_piece(const AttendParams& p, TileWalk<kRows
 template <std::uint32_t kD, std::uint32_t kRows>
 class RawStream {
  public:
-  __device__ RawStream(const AttendParams& p, PrefillRecords<kRows>& records, std::uint32_t ring, std::uint32_t lane)
-      : p_(p), records_(records), ring_(ring), lane_(lane) {}
+  // Shared addresses: of the ring's slots, its barriers and its records.
+  struct Places {
+    std::uint32_t ring, full, empty, page;
+  };
 
-  // Fills all slots but one, which issue_next() will fill first.
-  __device__ void begin() {
-    for (std::uint32_t s = 0; s + 1 < p_.stages; ++s) issue_next();
-  }
+  __device__ RawStream(const AttendParams& p, PrefillRecords<kRows>& records, const Places& places, std::uint32_t lane)
+      : p_(p), records_(records), places_(places), lane_(lane) {}
 
-  // The next page's record and bytes into the next slot, once its last readers have left it.
-  __device__ void issue_next() {
-    if (done_) return;
-    if (used_ == count_) {
-      refill();
-    } else if (step_ == Step::none) {
-      begin_lookup();
-    } else if (step_ == Step::numbers) {
-      end_lookup();
+  __device__ void run() {
+    if (lane_ == 0) records_.lookup = {};
+    __syncwarp();
+    for (;;) {
+      if (step_ != Step::blocks || used_ == count_) look_up();
+      if (count_ == 0) break;
+      issue(records_.window[half_][used_]);
+      ++used_;
     }
-    if (turn_ != 0) barrier_wait(shared_address(&records_.raw_empty[slot_]), (turn_ - 1) & 1);
-    const std::uint32_t full = shared_address(&records_.raw_full[slot_]);
-    if (count_ == 0) {
-      done_ = true;
-      if (lane_ == 0) {
-        records_.page[slot_] = {0, kNoMorePages, 0};
-        barrier_arrive(full);
-      }
-      return;
-    }
-    if (lane_ == used_) {
-      records_.page[slot_] = mine_;
-      const std::uint32_t bytes = block_size(static_cast<Kind>(mine_.block & kKindMask));
-      if (bytes != 0) {
-        barrier_copy(full, ring_ + slot_ * p_.slot_bytes, mine_.block & ~kKindMask, bytes);
-      } else {
-        barrier_arrive(full);
-      }
-    }
-    ++used_;
-    if (++slot_ == p_.stages) slot_ = 0, ++turn_;
+    for (std::uint32_t i = 0; i < 2; ++i) issue({0, 0, kNoMorePages});  // each producer warpgroup meets one
   }
 
  private:
+  enum class Step : std::uint32_t { none, numbers, blocks };  // of what comes after the window
+
   __device__ static std::uint32_t block_size(Kind kind) {
     switch (kind) {
       case Kind::int4:
@@ -98,72 +94,99 @@ class RawStream {
     }
   }
 
-  // What the calls before have looked up becomes the window.
-  __device__ void refill() {
-    if (step_ == Step::none) begin_lookup();
+  // A page's record and bytes into the next slot, once its last readers have left it.
+  __device__ __forceinline__ void issue(const PageRecord& page) {
+    barrier_wait(places_.empty + 8 * slot_, parity_ ^ 1);
+    if (lane_ == 0) {
+      const std::uint32_t full = places_.full + 8 * slot_;
+      store_shared4(places_.page + 16 * slot_, {static_cast<std::uint32_t>(page.block),
+                                                static_cast<std::uint32_t>(page.block >> 32), page.tokens, page.bytes});
+      if (static_cast<std::int32_t>(page.bytes) > 0) {
+        barrier_copy(full, places_.ring + slot_ * p_.slot_bytes, page.block & ~kKindMask, page.bytes);
+      } else {
+        barrier_arrive(full);
+      }
+    }
+    __syncwarp();
+    if (++slot_ == p_.stages) slot_ = 0, parity_ ^= 1;
+  }
+
+  // One step of the lookups that are due; all of them when the window is used up.
+  __device__ __forceinline__ void look_up() {
+    const bool all = used_ == count_;
+    if (step_ == Step::none) {
+      begin_lookup();
+      if (!all) return;
+    }
     if (step_ == Step::numbers) end_lookup();
+    if (!all) return;
+    __syncwarp();
     used_ = 0;
-    count_ = ahead_count_;
-    mine_ = ahead_;
-    ahead_count_ = 0;
+    half_ ^= 1;
+    count_ = records_.lookup.count;
     step_ = Step::none;
   }
 
   // Reads the numbers of the next pages of one tile, at most one for each lane. What is read is not looked at before
   // end_lookup().
   __device__ void begin_lookup() {
-    while (page_ == page_end_) {
+    LookupState now = records_.lookup;
+    __syncwarp();
+    step_ = Step::numbers;
+    now.count = 0;
+    while (now.page == now.page_end) {
       TilePiece piece;
-      if (!next_piece(p_, records_.walk[8], piece)) return;
-      page_ = piece.page_begin;
-      page_end_ = piece.page_end;
-      sequence_ = piece.sequence;
-      head_ = piece.head;
+      if (!next_piece(p_, records_.walk[8], piece)) break;
+      now.page = piece.page_begin;
+      now.page_end = piece.page_end;
+      now.sequence = piece.sequence;
+      now.head = piece.head;
       const std::int32_t start = piece.of.length - piece.of.queries;
       const std::uint32_t rows = piece.of.queries * p_.group;
       const auto low = start + static_cast<std::int32_t>(piece.tile * kRows / p_.group);
       const auto high = start + static_cast<std::int32_t>((min((piece.tile + 1) * kRows, rows) - 1) / p_.group);
-      end_ = p_.causal ? min(piece.of.length, high + 1) : piece.of.length;
-      begin_ = p_.window < 0 ? 0 : max(0, low - p_.window + 1);
+      now.end = p_.causal ? min(piece.of.length, high + 1) : piece.of.length;
+      now.begin = p_.window < 0 ? 0 : max(0, low - p_.window + 1);
     }
-    step_ = Step::numbers;
-    first_ = page_;
-    ahead_count_ = min(32u, page_end_ - page_);
-    page_ += ahead_count_;
-    const std::uint32_t page = first_ + lane_;
-    if (lane_ < ahead_count_ && page < p_.table_stride) {
-      number_ = __ldg(p_.tables + sequence_ * p_.table_stride + page);
+    now.first = now.page;
+    now.count = min(32u, now.page_end - now.page);
+    now.page += now.count;
+    const std::uint32_t page = now.first + lane_;
+    if (lane_ < now.count && page < p_.table_stride) {
+      number_ = __ldg(p_.tables + now.sequence * p_.table_stride + page);
     }
+    if (lane_ == 0) records_.lookup = now;
+    __syncwarp();
   }
 
   __device__ void end_lookup() {
     step_ = Step::blocks;
-    if (lane_ >= ahead_count_) return;
-    const std::uint32_t page = first_ + lane_;
+    const LookupState& now = records_.lookup;
+    if (lane_ >= now.count) return;
+    const std::uint32_t page = now.first + lane_;
+    PageRecord found;
     if (page < p_.table_stride) {
-      ahead_.block = find_block(p_.pages, number_, head_, sequence_, true);
+      found.block = find_block(p_.pages, number_, now.head, now.sequence, true);
     } else {
-      report_fault(p_.pages, Errc::invalid_argument, sequence_, 0);  // the length needs more pages than the table has
-      ahead_.block = static_cast<std::uint64_t>(Kind::fault);
+      report_fault(p_.pages, Errc::invalid_argument, now.sequence,
+                   0);  // the length needs more pages than the table has
+      found.block = static_cast<std::uint64_t>(Kind::fault);
     }
     const auto first_key = static_cast<std::int32_t>(page * kPageTokens);
     constexpr auto kAll = static_cast<std::int32_t>(kPageTokens);
-    ahead_.begin = static_cast<std::uint32_t>(max(0, min(kAll, begin_ - first_key)));
-    ahead_.end = static_cast<std::uint32_t>(max(0, min(kAll, end_ - first_key)));
+    found.tokens = static_cast<std::uint32_t>(max(0, min(kAll, now.begin - first_key))) |
+                   static_cast<std::uint32_t>(max(0, min(kAll, now.end - first_key))) << 8;
+    found.bytes = block_size(static_cast<Kind>(found.block & kKindMask));
+    records_.window[half_ ^ 1][lane_] = found;
   }
-
-  enum class Step : std::uint32_t { none, numbers, blocks };
 
   const AttendParams& p_;
   PrefillRecords<kRows>& records_;
-  const std::uint32_t ring_, lane_;
-  PageRecord mine_{}, ahead_{};
-  std::uint32_t used_ = 0, count_ = 0, ahead_count_ = 0, slot_ = 0, turn_ = 0;
-  std::uint32_t page_ = 0, page_end_ = 0, sequence_ = 0, head_ = 0;
-  std::int32_t begin_ = 0, end_ = 0, number_ = 0;
-  std::uint32_t first_ = 0;  // page of lane 0 in what is looked up
-  Step step_ = Step::none;   // of what comes after the window
-  bool done_ = false;
+  const Places places_;
+  const std::uint32_t lane_;
+  std::uint32_t half_ = 0, used_ = 0, count_ = 0, slot_ = 0, parity_ = 0;
+  std::int32_t number_ = 0;
+  Step step_ = Step::none;
 };
 
 }  // namespace kvq::cuda

@@ -68,6 +68,13 @@ inline unsigned __ballot_sync(unsigned, bool set) {
 }
 inline bool __any_sync(unsigned mask, bool set) { return __ballot_sync(mask, set) != 0; }
 inline bool __all_sync(unsigned mask, bool set) { return __ballot_sync(mask, set) == 0xffffffffu; }
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  for (std::uint32_t step = 16; step > 0; step /= 2) {
+    const unsigned other = simt_shuffle("reduce", value, simt_lane() ^ step);
+    if (other > value) value = other;
+  }
+  return value;
+}
 inline void __syncwarp(unsigned = 0) {
   kvq::simt::meet("syncwarp", nullptr, [](void* const*) {});
 }

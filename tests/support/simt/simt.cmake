@@ -9,9 +9,12 @@ add_library(kvq_kernels_simt STATIC
   tests/support/simt/attend_d256.cc
   tests/support/simt/attend_d64.cc
   tests/support/simt/attend_d80.cc
-  tests/support/simt/attend_d96.cc)
+  tests/support/simt/attend_d96.cc
+  tests/support/simt/prefill_d128.cc
+  tests/support/simt/prefill_d64.cc)
 target_include_directories(kvq_kernels_simt BEFORE PRIVATE ${CMAKE_SOURCE_DIR}/tests/support/simt/overlay)
 target_compile_options(kvq_kernels_simt PRIVATE -include ${CMAKE_SOURCE_DIR}/tests/support/simt/cuda_words.h -Wno-unknown-pragmas)
+target_compile_definitions(kvq_kernels_simt PRIVATE KVQ_CUDA_HAS_90A)
 add_library(kvq_simt STATIC tests/support/simt/runtime.cc tests/support/simt/simt.cc)
 foreach(library kvq_kernels_simt kvq_simt)
   target_link_libraries(${library} PUBLIC kvq_contract)
@@ -23,6 +26,7 @@ target_link_libraries(kvq_simt PRIVATE Boost::context)
 add_executable(simt_attend_test
   tests/kernels/cuda/attend_edges_test.cc
   tests/kernels/cuda/attend_early_test.cc
+  tests/kernels/cuda/attend_prefill_test.cc
   tests/kernels/cuda/attend_test.cc)
 target_link_libraries(simt_attend_test kvq_kernels_simt kvq_simt kvq_oracle GTest::gtest_main)
 gtest_discover_tests(simt_attend_test TEST_PREFIX "Simt" DISCOVERY_TIMEOUT 60 PROPERTIES LABELS unit)

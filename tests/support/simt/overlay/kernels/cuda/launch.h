@@ -10,7 +10,7 @@ namespace kvq::cuda {
 template <typename... Parameters, typename... Arguments>
 Error launch_early(const DeviceInfo&, cudaStream_t, dim3 grid, std::uint32_t threads, std::uint32_t shared_bytes,
                    const char*, void (*kernel)(Parameters...), const Arguments&... arguments) {
-  simt::launch([=] { simt::run(grid.x, threads, shared_bytes, [&] { kernel(arguments...); }); });
+  simt::launch([=] { simt::run({grid.x, grid.y, 1}, threads, shared_bytes, [&] { kernel(arguments...); }); });
   return {};
 }
 

@@ -7,7 +7,10 @@ namespace kvq::cuda {
 
 inline constexpr bool kBulkCopies = true;
 
-inline std::byte* dynamic_shared() { return simt::shared_memory(); }
+template <std::uint32_t kAlignment>
+std::byte* dynamic_shared() {
+  return simt::shared_memory();
+}
 inline std::uint64_t load_entry_word(const std::uint64_t* entry) { return *entry; }
 inline std::uint64_t load_host_word(const std::uint64_t* at) { return *at; }
 inline void store_host_word(std::uint64_t* at, std::uint64_t word) { *at = word; }

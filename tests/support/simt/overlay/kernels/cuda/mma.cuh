@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/half.h"
 #include "kvq/types.h"
@@ -14,11 +15,18 @@ struct Fragment {
   std::uint32_t r[4];
 };
 
-inline float half_bits_to_float(std::uint16_t h) { return half_to_float(h); }
+inline float half_bits_to_float(std::uint16_t h) {
+  static const std::vector<float> values = [] {
+    std::vector<float> all(65536);
+    for (std::uint32_t i = 0; i < all.size(); ++i) all[i] = half_to_float(static_cast<std::uint16_t>(i));
+    return all;
+  }();
+  return values[h];
+}
 
 template <Dtype kType>
 float element_value(std::uint16_t bits) {
-  return kType == Dtype::fp16 ? half_to_float(bits) : __uint_as_float(std::uint32_t{bits} << 16);
+  return kType == Dtype::fp16 ? half_bits_to_float(bits) : __uint_as_float(std::uint32_t{bits} << 16);
 }
 
 template <Dtype kType>
@@ -60,13 +68,16 @@ void mma(float (&c)[4], const Fragment& a, std::uint32_t b0, std::uint32_t b1) {
         b[2 * t + 1 + 8 * i][g] = v.y;
       }
     }
+    double products[16][8] = {};
+    for (int row = 0; row < 16; ++row) {
+      for (int k = 0; k < 16; ++k) {
+        for (int column = 0; column < 8; ++column) products[row][column] += double{a[row][k]} * b[k][column];
+      }
+    }
     for (int lane = 0; lane < 32; ++lane) {
       float* const c = static_cast<const Operands*>(all[lane])->c;
       for (int i = 0; i < 4; ++i) {
-        const int row = lane / 4 + 8 * (i >> 1), column = lane % 4 * 2 + (i & 1);
-        double sum = c[i];
-        for (int k = 0; k < 16; ++k) sum += double{a[row][k]} * b[k][column];
-        c[i] = static_cast<float>(sum);
+        c[i] = static_cast<float>(c[i] + products[lane / 4 + 8 * (i >> 1)][lane % 4 * 2 + (i & 1)]);
       }
     }
   });
