@@ -204,13 +204,14 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) attend_kernel(const __grid_
   // change; then, when it cannot, whether they are what they were. If not, all is found again.
 #pragma unroll 1
   for (bool early = kBulkCopies;; early = false) {
+    const std::uint64_t before = early ? schedule_sum(p, lane) : 0;
+    if (early) __threadfence();  // so that whatever changes after the sum was taken is not what it stands for
     const Sequence mine = read_sequence<kRows>(p, lane);
     shares = Shares::of(total_work<kRows>(p, mine, lane), units);
     end = shares.unit_begin(unit + 1);
     cursor.seek(p, mine, shares.unit_begin(unit), end - shares.unit_begin(unit), lane);
     stream.look(cursor, !early);
     if (!early) break;
-    const std::uint64_t before = schedule_sum(p, lane);
     stream.begin(ring, true);
     wait_for_launch_before();
     // Only now, so that what the next kernel finds early was there before this one's predecessor had ended.
