@@ -145,7 +145,7 @@ Error launch_prefill(const DeviceInfo& device, const Launch& launch, PrefillKern
   if (error.code != Errc::ok) return error;
   return launch_early(device, launch.stream,
                       {(units + kCombineUnits - 1) / kCombineUnits, std::min(rows, likely_rows), 1}, kCombineUnits * 32,
-                      0, "attend, the launch that joins", combine_kernel<1>, p, units, shape.warps, rows, d);
+                      0, "attend, the launch that joins", combine_kernel, p, units, shape.warps, rows, d);
 }
 
 Error launch_attend(const DeviceInfo& device, const Launch& launch, AttendKernel kernel, const Shape& shape,

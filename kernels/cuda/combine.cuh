@@ -4,7 +4,7 @@
 // where it begins. All partial states of a call are read after the kernel that writes them has ended.
 #pragma once
 
-#include "kernels/cuda/finish_row.cuh"
+#include "kernels/cuda/join_blocks.cuh"
 #include "kernels/cuda/memory.cuh"
 
 namespace kvq::cuda {
@@ -12,83 +12,42 @@ namespace kvq::cuda {
 inline constexpr std::uint32_t kCombineUnits = 8;  // and warps of a block
 inline constexpr std::uint32_t kAlone = 8;         // so many parts one warp joins faster alone
 
-// Parts first, first + step, ... of one row: state in a warp, channel 4 lane + 128 v + i in out[v][i].
-template <std::uint32_t kVectors>
-struct JoinedRow {
-  float reference = kNothing, sum = 0;
-  float4 out[kVectors] = {};
-
-  __device__ void add(float other, float other_sum, const float4 (&other_out)[kVectors]) {
-    const float top = fmaxf(reference, other);
-    const float keep = reference == kNothing ? 0 : exp2f(reference - top);
-    const float take = other == kNothing ? 0 : exp2f(other - top);
-    reference = top;
-    sum = sum * keep + other_sum * take;
-#pragma unroll
-    for (std::uint32_t v = 0; v < kVectors; ++v) {
-      out[v].x = out[v].x * keep + other_out[v].x * take;
-      out[v].y = out[v].y * keep + other_out[v].y * take;
-      out[v].z = out[v].z * keep + other_out[v].z * take;
-      out[v].w = out[v].w * keep + other_out[v].w * take;
-    }
-  }
-};
-
-template <std::uint32_t kVectors>
+// Parts first, first + step, ... of one row: four channels of each lane.
 __device__ inline void join_parts(const AttendParams& p, const UnitTail& tail, std::uint32_t unit, std::uint32_t warps,
                                   std::uint32_t row, std::uint32_t rows, std::uint32_t d, std::uint32_t first,
-                                  std::uint32_t step, JoinedRow<kVectors>& joined) {
+                                  std::uint32_t step, JoinedRow& joined) {
   const std::uint64_t floats = partial_floats(rows, d);
-  const std::uint32_t lane = threadIdx.x % 32, parts = tail.blocks + (tail.end_unit != kNoUnit ? 1 : 0);
+  const std::uint32_t channel = 4 * (threadIdx.x % 32), parts = tail.blocks + (tail.end_unit != kNoUnit ? 1 : 0);
 #pragma unroll 4
   for (std::uint32_t i = first; i < parts; i += step) {
     const std::uint32_t from = i == 0 ? unit : i < tail.blocks ? (unit / warps + i) * warps : tail.end_unit;
     const float* const part = p.partials + (2 * std::uint64_t{from} + (i < tail.blocks ? 1 : 0)) * floats;
-    float4 out[kVectors] = {};
-#pragma unroll
-    for (std::uint32_t v = 0; v < kVectors; ++v) {
-      const std::uint32_t channel = 4 * lane + 128 * v;
-      if (channel < d) out[v] = __ldcg(reinterpret_cast<const float4*>(part + 2 * rows + row * d + channel));
-    }
+    float4 out{};
+    if (channel < d) out = __ldcg(reinterpret_cast<const float4*>(part + 2 * rows + row * d + channel));
     joined.add(__ldcg(part + row), __ldcg(part + rows + row), out);
   }
 }
 
-template <std::uint32_t kVectors>
 __device__ inline void write_joined(const AttendParams& p, const UnitTail& tail, std::int32_t first_query,
-                                    std::uint32_t row, std::uint32_t d, const JoinedRow<kVectors>& joined) {
-  const std::uint32_t lane = threadIdx.x % 32;
-  const OutputRow to(p, first_query, tail.head, tail.first_row + row);
-  const float keep = to.finish(p, joined.reference, joined.sum, lane == 0);
-#pragma unroll
-  for (std::uint32_t v = 0; v < kVectors; ++v) {
-    const std::uint32_t channel = 4 * lane + 128 * v;
-    if (channel < d) to.write4(p, channel, joined.out[v], keep);
-  }
+                                    std::uint32_t row, std::uint32_t d, const JoinedRow& joined) {
+  const std::uint32_t channel = 4 * (threadIdx.x % 32);
+  if (channel < d) joined.finish(p, {tail.rows, tail.first_row, tail.head, first_query, 0, 0}, row, channel);
 }
 
 // The states of all warps in one, in warp 0.
-template <std::uint32_t kVectors>
-__device__ inline void join_warps(JoinedRow<kVectors>& joined) {
-  __shared__ float states[kCombineUnits][2];
-  __shared__ float4 outputs[kCombineUnits][kVectors][32];
+__device__ inline void join_warps(JoinedRow& joined) {
+  __shared__ JoinedRow states[kCombineUnits][32];
   const std::uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   __syncthreads();
-  if (lane == 0) states[warp][0] = joined.reference, states[warp][1] = joined.sum;
-#pragma unroll
-  for (std::uint32_t v = 0; v < kVectors; ++v) outputs[warp][v][lane] = joined.out[v];
+  states[warp][lane] = joined;
   __syncthreads();
   if (warp != 0) return;
   for (std::uint32_t w = 1; w < kCombineUnits; ++w) {
-    float4 other[kVectors];
-#pragma unroll
-    for (std::uint32_t v = 0; v < kVectors; ++v) other[v] = outputs[w][v][lane];
-    joined.add(states[w][0], states[w][1], other);
+    joined.add(states[w][lane].reference, states[w][lane].sum, states[w][lane].out);
   }
 }
 
-template <std::uint32_t kVectors>
-__global__ void __launch_bounds__(kCombineUnits * 32)
+static __global__ void __launch_bounds__(kCombineUnits * 32)
     combine_kernel(const __grid_constant__ AttendParams p, std::uint32_t units, std::uint32_t warps, std::uint32_t rows,
                    std::uint32_t d) {
   let_next_launch_begin();
@@ -117,11 +76,10 @@ __global__ void __launch_bounds__(kCombineUnits * 32)
     const bool alone = tail.blocks <= kAlone;
     if (alone && i != warp) continue;
     for (std::uint32_t row = blockIdx.y; row < tail.rows; row += gridDim.y) {
-      JoinedRow<kVectors> joined;
-      join_parts<kVectors>(p, tail, first_unit + i, warps, row, rows, d, alone ? 0 : warp, alone ? 1 : kCombineUnits,
-                           joined);
-      if (!alone) join_warps<kVectors>(joined);
-      if (alone || warp == 0) write_joined<kVectors>(p, tail, first_query, row, d, joined);
+      JoinedRow joined;
+      join_parts(p, tail, first_unit + i, warps, row, rows, d, alone ? 0 : warp, alone ? 1 : kCombineUnits, joined);
+      if (!alone) join_warps(joined);
+      if (alone || warp == 0) write_joined(p, tail, first_query, row, d, joined);
     }
   }
 }

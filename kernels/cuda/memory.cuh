@@ -56,13 +56,12 @@ __device__ __forceinline__ void let_next_launch_begin() {
 #endif
 }
 
-// A barrier for one copy at a time. Lane 0 prepares it; prepared_barriers() shows it to the copies.
-__device__ __forceinline__ void prepare_barrier(std::uint32_t barrier) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.init.shared::cta.b64 [%0],1;" ::"r"(barrier) : "memory");
-#else
-  asm volatile("mbarrier.init.shared.b64 [%0],32;" ::"r"(barrier) : "memory");
-#endif
+// A barrier whose phases have so many arrivals. One thread prepares it; prepared_barriers() shows it to the copies.
+__device__ __forceinline__ void prepare_barrier(std::uint32_t barrier, std::uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void arrive_barrier(std::uint32_t barrier) {
+  asm volatile("{\n .reg .b64 state;\n mbarrier.arrive.shared.b64 state,[%0];\n}" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void prepared_barriers() {
 #if __CUDA_ARCH__ >= 900
@@ -97,7 +96,7 @@ __device__ __forceinline__ std::uint64_t read_once_policy() {
   return policy;
 }
 
-// One lane: so many bytes will come.
+// One lane arrives, and says that so many bytes will come.
 __device__ __forceinline__ void expect_bytes(std::uint32_t barrier, std::uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(barrier), "r"(bytes) : "memory");

@@ -38,12 +38,12 @@ struct PrefillMap {                                              // shared addre
 
   __device__ void init(std::uint32_t raw_slots) const {
     for (std::uint32_t i = 0; i < 2 * Shape::kStages; ++i) {
-      barrier_init(full[i / Shape::kStages] + 8 * (i % Shape::kStages), 4);
-      barrier_init(empty[i / Shape::kStages] + 8 * (i % Shape::kStages), 4 * Shape::kConsumers);
+      prepare_barrier(full[i / Shape::kStages] + 8 * (i % Shape::kStages), 4);
+      prepare_barrier(empty[i / Shape::kStages] + 8 * (i % Shape::kStages), 4 * Shape::kConsumers);
     }
     for (std::uint32_t s = 0; s < raw_slots; ++s) {
-      barrier_init(raw_full + 8 * s, 1);
-      barrier_init(raw_empty + 8 * s, 4);
+      prepare_barrier(raw_full + 8 * s, 1);
+      prepare_barrier(raw_empty + 8 * s, 4);
     }
     fence_writes();
   }
@@ -60,13 +60,13 @@ struct Producer {
   bool pending = false;  // the dense page before has been asked for, but not told of
 
   __device__ __forceinline__ void await_empty(std::uint32_t part) const {
-    barrier_wait(map.empty[part] + 8 * stage, parity ^ 1);
+    wait_barrier(map.empty[part] + 8 * stage, parity ^ 1);
   }
   // What this thread has written of a stage's keys (0) or values (1) is there.
   __device__ __forceinline__ void tell(std::uint32_t part, std::uint32_t of) const {
     fence_writes();
     __syncwarp();
-    if (lane == 0) barrier_arrive(map.full[part] + 8 * of);
+    if (lane == 0) arrive_barrier(map.full[part] + 8 * of);
   }
 
   // Tells of a pending page, when all but the last kLeft dense pages are there.
@@ -115,7 +115,7 @@ struct Producer {
     const PageDecoder<kD, kType> decoder(thread / 32, lane);
     stage = group;
     for (std::uint32_t slot = group, slot_parity = 0;;) {
-      barrier_wait(map.raw_full + 8 * slot, slot_parity);
+      wait_barrier(map.raw_full + 8 * slot, slot_parity);
       const PageRecord page = load_record(map.page + 16 * slot);
       if (page.bytes == kNoMorePages) break;
       const Kind kind = static_cast<Kind>(page.block & kKindMask);
@@ -127,7 +127,7 @@ struct Producer {
         decode(decoder, kind, map.ring + slot * p.slot_bytes, keys, values);
       }
       __syncwarp();
-      if (lane == 0) barrier_arrive(map.raw_empty + 8 * slot);
+      if (lane == 0) arrive_barrier(map.raw_empty + 8 * slot);
       stage += Shape::kProducers;
       if (stage >= Shape::kStages) stage -= Shape::kStages, parity ^= 1;
       slot += Shape::kProducers;
@@ -147,15 +147,15 @@ struct Consumer {
   RowGroup<Shape::kD, kType, kPlain> rows;
 
   __device__ __forceinline__ void ask_scores(float (&s)[32]) {
-    barrier_wait(map.full[0] + 8 * key_turn.stage, key_turn.parity);
+    wait_barrier(map.full[0] + 8 * key_turn.stage, key_turn.parity);
     rows.ask_scores(queries(), map.keys + key_turn.stage * Shape::kStageBytes, s);
   }
   __device__ __forceinline__ void ask_values(const std::uint32_t (&weight)[4][4]) {
-    barrier_wait(map.full[1] + 8 * value_turn.stage, value_turn.parity);
+    wait_barrier(map.full[1] + 8 * value_turn.stage, value_turn.parity);
     rows.ask_values(map.values + value_turn.stage * Shape::kStageBytes, weight);
   }
   __device__ __forceinline__ void leave(std::uint32_t empty, Turn<Shape::kStages>& turn) {
-    if (lane == 0) barrier_arrive(empty + 8 * turn.stage);
+    if (lane == 0) arrive_barrier(empty + 8 * turn.stage);
     turn.next();
   }
 

@@ -137,33 +137,6 @@ __device__ __forceinline__ void take_registers() {
 #endif
 }
 
-// A barrier in shared memory, by address.
-__device__ __forceinline__ void barrier_init(std::uint32_t barrier, std::uint32_t arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0],%1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _,[%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n .reg .pred p;\n W_%=:\n mbarrier.try_wait.parity.shared::cta.b64 p,[%0],%1,0x989680;\n @p bra D_%=;\n bra "
-      "W_%=;\n D_%=:\n}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-#endif
-}
-// Arrives and expects `bytes` (a multiple of 16, not 0) that a bulk copy brings.
-__device__ __forceinline__ void barrier_copy(std::uint32_t barrier, std::uint32_t to, std::uint64_t from,
-                                             std::uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(barrier), "r"(bytes) : "memory");
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(barrier)
-               : "memory");
-#endif
-}
-
 // (a & kMask) | kMagic in one instruction.
 template <std::uint32_t kMask, std::uint32_t kMagic>
 __device__ __forceinline__ std::uint32_t with_magic(std::uint32_t a) {

@@ -158,26 +158,17 @@ class TileWalk {
     for (std::uint32_t first = 0; first < p.batch; first += 32) {
       const std::uint32_t s = first + lane;
       const std::uint64_t work = s < p.batch ? costs_.work(p, costs_.read(p, s)) : 0;
-      std::uint64_t end = work;
-      for (std::uint32_t step = 1; step < 32; step <<= 1) {
-        const std::uint64_t other = __shfl_up_sync(kAllLanes, end, step);
-        if (lane >= step) end += other;
-      }
-      end += before;
-      const unsigned beyond = __ballot_sync(kAllLanes, end > position);
-      if (beyond != 0) {
-        const int found = __ffs(static_cast<int>(beyond)) - 1;
-        sequence_ = first + static_cast<std::uint32_t>(found);
-        std::uint64_t inside = position - __shfl_sync(kAllLanes, end - work, found);
-        now_ = costs_.read(p, sequence_);
-        const std::uint64_t each = costs_.before(now_, now_.tiles);
-        head_ = static_cast<std::uint32_t>(divide(inside, each));
-        inside -= head_ * each;
-        tile_ = costs_.tile_of(now_, inside);
-        offset_ = static_cast<std::uint32_t>(inside - costs_.before(now_, tile_));
-        return;
-      }
-      before = __shfl_sync(kAllLanes, end, 31);
+      const int found = lane_of(work, position, before);
+      if (found < 0) continue;
+      sequence_ = first + static_cast<std::uint32_t>(found);
+      std::uint64_t inside = position - before;
+      now_ = costs_.read(p, sequence_);
+      const std::uint64_t each = costs_.before(now_, now_.tiles);
+      head_ = static_cast<std::uint32_t>(divide(inside, each));
+      inside -= head_ * each;
+      tile_ = costs_.tile_of(now_, inside);
+      offset_ = static_cast<std::uint32_t>(inside - costs_.before(now_, tile_));
+      return;
     }
     left_ = 0;
   }

@@ -96,15 +96,16 @@ class RawStream {
 
   // A page's record and bytes into the next slot, once its last readers have left it.
   __device__ __forceinline__ void issue(const PageRecord& page) {
-    barrier_wait(places_.empty + 8 * slot_, parity_ ^ 1);
+    wait_barrier(places_.empty + 8 * slot_, parity_ ^ 1);
     if (lane_ == 0) {
       const std::uint32_t full = places_.full + 8 * slot_;
       store_shared4(places_.page + 16 * slot_, {static_cast<std::uint32_t>(page.block),
                                                 static_cast<std::uint32_t>(page.block >> 32), page.tokens, page.bytes});
       if (static_cast<std::int32_t>(page.bytes) > 0) {
-        barrier_copy(full, places_.ring + slot_ * p_.slot_bytes, page.block & ~kKindMask, page.bytes);
+        expect_bytes(full, page.bytes);
+        bulk_copy<false>(places_.ring + slot_ * p_.slot_bytes, page.block & ~kKindMask, page.bytes, full, 0);
       } else {
-        barrier_arrive(full);
+        arrive_barrier(full);
       }
     }
     __syncwarp();

@@ -26,7 +26,7 @@ struct Ring {
   __device__ void init(std::uint32_t lane) {
     if (lane == 0) {
 #pragma unroll 1
-      for (std::uint32_t s = 0; s < stages; ++s) prepare_barrier(barriers + 8 * s);
+      for (std::uint32_t s = 0; s < stages; ++s) prepare_barrier(barriers + 8 * s, kBulkCopies ? 1 : 32);
       prepared_barriers();
     }
     policy = read_once_policy();

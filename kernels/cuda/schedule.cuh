@@ -90,6 +90,21 @@ __device__ inline std::uint64_t schedule_sum(const AttendParams& p, std::uint32_
   return sum_over_warp(sum) + static_cast<std::uint32_t>(__ldcg(p.query_starts));
 }
 
+// The lane whose share of `work` has `position`, all lanes' shares being one line from `before` on; -1: it lies behind
+// them. `before` becomes where the share, or what lies behind, begins.
+__device__ inline int lane_of(std::uint64_t work, std::uint64_t position, std::uint64_t& before) {
+  std::uint64_t end = work;
+  for (std::uint32_t step = 1; step < 32; step <<= 1) {
+    const std::uint64_t other = __shfl_up_sync(kAllLanes, end, step);
+    if (threadIdx.x % 32 >= step) end += other;
+  }
+  end += before;
+  const unsigned beyond = __ballot_sync(kAllLanes, end > position);
+  const int found = __ffs(static_cast<int>(beyond)) - 1;
+  before = __shfl_sync(kAllLanes, beyond != 0 ? end - work : end, beyond != 0 ? found : 31);
+  return found;
+}
+
 // A stretch of one tile: pages [page_begin, page_end) of it are this unit's.
 struct Piece {
   std::uint32_t sequence, head, tile;
@@ -115,26 +130,15 @@ struct Cursor {
 #pragma unroll 1
     for (std::uint32_t first = 0; first < p.batch; first += 32) {
       if (first != 0) mine = read_sequence<kRows>(p, first + lane);
-      const std::uint64_t work = sequence_work(p, mine);
-      std::uint64_t end = work;
-      for (std::uint32_t step = 1; step < 32; step <<= 1) {
-        const std::uint64_t other = __shfl_up_sync(kAllLanes, end, step);
-        if (lane >= step) end += other;
-      }
-      end += before;
-      const unsigned beyond = __ballot_sync(kAllLanes, end > position);
-      if (beyond != 0) {
-        const int found = __ffs(static_cast<int>(beyond)) - 1;
-        sequence = first + static_cast<std::uint32_t>(found);
-        now.length = __shfl_sync(kAllLanes, mine.length, found);
-        now.queries = __shfl_sync(kAllLanes, mine.queries, found);
-        now.first_query = __shfl_sync(kAllLanes, mine.first_query, found);
-        now.tiles = __shfl_sync(kAllLanes, mine.tiles, found);
-        now.cost = __shfl_sync(kAllLanes, mine.cost, found);
-        place(position - __shfl_sync(kAllLanes, end - work, found));
-        return;
-      }
-      before = __shfl_sync(kAllLanes, end, 31);
+      const int found = lane_of(sequence_work(p, mine), position, before);
+      if (found < 0) continue;
+      sequence = first + static_cast<std::uint32_t>(found);
+      now.length = __shfl_sync(kAllLanes, mine.length, found);
+      now.queries = __shfl_sync(kAllLanes, mine.queries, found);
+      now.first_query = __shfl_sync(kAllLanes, mine.first_query, found);
+      now.tiles = __shfl_sync(kAllLanes, mine.tiles, found);
+      now.cost = __shfl_sync(kAllLanes, mine.cost, found);
+      return place(position - before);
     }
     left = 0;
   }

@@ -198,33 +198,7 @@ TEST(DeviceAttend, ACapturedCallFollowsLengthsTablesAndEntries) {
     Problem problem(shape, random);
     DeviceProblem device(problem);
     device.launch.max_query_tokens = wide ? 0 : 1;
-    cudaStream_t stream;
-    MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    device.launch.stream = stream;
-    cudaGraph_t graph;
-    cudaGraphExec_t replay;
-    MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    ASSERT_TRUE(cuda::attend(device.device_call(), device.launch));
-    MUST(cudaStreamEndCapture(stream, &graph));
-    MUST(cudaGraphInstantiate(&replay, graph, 0));
-    AttentionCall& call = problem.call();
-    for (const std::vector<std::int32_t>& lengths :
-         {std::vector<std::int32_t>{1000, 64, 333}, {1, 0, 1}, {960, 10, 64}, {0, 0, 0}, {65, 64, 320}}) {
-      call.lengths = lengths.data();
-      device.update_lengths(lengths);
-      std::swap(problem.tables()[0], problem.tables()[1]);
-      device.update_tables();
-      device.poison();
-      MUST(cudaDeviceSynchronize());
-      MUST(cudaGraphLaunch(replay, stream));
-      MUST(cudaStreamSynchronize(stream));
-      device.collect();
-      EXPECT_EQ(device.fault.take(), 0u);
-      device.compare(oracle::attend(call), "replay");
-    }
-    MUST(cudaGraphExecDestroy(replay));
-    MUST(cudaGraphDestroy(graph));
-    MUST(cudaStreamDestroy(stream));
+    check_replays(problem, device, {{1000, 64, 333}, {1, 0, 1}, {960, 10, 64}, {0, 0, 0}, {65, 64, 320}});
   }
 }
 

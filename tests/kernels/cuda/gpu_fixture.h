@@ -238,4 +238,34 @@ class DeviceProblem {
   std::unique_ptr<DeviceBytes> alibi_, sinks_;
 };
 
+// Captures one call, and replays it over other lengths and tables.
+inline void check_replays(Problem& problem, DeviceProblem& device,
+                          const std::vector<std::vector<std::int32_t>>& all_lengths) {
+  cudaStream_t stream;
+  MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  device.launch.stream = stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t replay;
+  MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  ASSERT_TRUE(cuda::attend(device.device_call(), device.launch));
+  MUST(cudaStreamEndCapture(stream, &graph));
+  MUST(cudaGraphInstantiate(&replay, graph, 0));
+  for (const std::vector<std::int32_t>& lengths : all_lengths) {
+    problem.call().lengths = lengths.data();
+    device.update_lengths(lengths);
+    std::swap(problem.tables()[0], problem.tables()[1]);
+    device.update_tables();
+    device.poison();
+    MUST(cudaDeviceSynchronize());
+    MUST(cudaGraphLaunch(replay, stream));
+    MUST(cudaStreamSynchronize(stream));
+    device.collect();
+    EXPECT_EQ(device.fault.take(), 0u);
+    device.compare(oracle::attend(problem.call()), "replay");
+  }
+  MUST(cudaGraphExecDestroy(replay));
+  MUST(cudaGraphDestroy(graph));
+  MUST(cudaStreamDestroy(stream));
+}
+
 }  // namespace kvq

@@ -29,7 +29,7 @@ std::byte* shared_memory();
 std::uint32_t shared_address(const void* at);
 
 // Barriers in shared memory. expect_bytes() arrives, too.
-void prepare_barrier(std::uint32_t barrier, std::uint32_t arrivals = 1);
+void prepare_barrier(std::uint32_t barrier, std::uint32_t arrivals);
 void arrive(std::uint32_t barrier);
 void expect_bytes(std::uint32_t barrier, std::uint32_t bytes);
 // The bytes are not there before somebody waits; what was there is gone at once.

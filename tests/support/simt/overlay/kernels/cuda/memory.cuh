@@ -16,7 +16,8 @@ inline std::uint64_t load_host_word(const std::uint64_t* at) { return *at; }
 inline void store_host_word(std::uint64_t* at, std::uint64_t word) { *at = word; }
 inline void wait_for_launch_before() { simt::wait_for_launch_before(); }
 inline void let_next_launch_begin() {}
-inline void prepare_barrier(std::uint32_t barrier) { simt::prepare_barrier(barrier); }
+inline void prepare_barrier(std::uint32_t barrier, std::uint32_t arrivals) { simt::prepare_barrier(barrier, arrivals); }
+inline void arrive_barrier(std::uint32_t barrier) { simt::arrive(barrier); }
 inline void prepared_barriers() {}
 inline void wait_barrier(std::uint32_t barrier, std::uint32_t parity) { simt::wait_barrier(barrier, parity); }
 inline std::uint64_t read_once_policy() { return 0; }

@@ -104,14 +104,6 @@ void take_registers() {
       "setmaxnreg", nullptr, [](void* const*) {}, 128);
 }
 
-inline void barrier_init(std::uint32_t barrier, std::uint32_t arrivals) { simt::prepare_barrier(barrier, arrivals); }
-inline void barrier_arrive(std::uint32_t barrier) { simt::arrive(barrier); }
-inline void barrier_wait(std::uint32_t barrier, std::uint32_t parity) { simt::wait_barrier(barrier, parity); }
-inline void barrier_copy(std::uint32_t barrier, std::uint32_t to, std::uint64_t from, std::uint32_t bytes) {
-  simt::copy(to, from, bytes, barrier);
-  simt::expect_bytes(barrier, bytes);
-}
-
 template <std::uint32_t kMask, std::uint32_t kMagic>
 std::uint32_t with_magic(std::uint32_t a) {
   return (a & kMask) | kMagic;
