@@ -159,8 +159,9 @@ struct Consumer {
     turn.next();
   }
 
-  // The scores of a page are on their way while the values of the page before are; they become weights while the last
-  // of these are.
+  // The scores of a page are on their way while the values of the page before are; they become weights while these
+  // are. The wait for values opens the loop: within a stretch of code without branches it would go ahead of the
+  // exponentials that it is written behind.
   __device__ __forceinline__ void pages(std::uint32_t begin, std::uint32_t end) {
     if (begin >= end) return;
     float s[32];
@@ -170,19 +171,19 @@ struct Consumer {
     hold(s);
     leave(map.empty[0], key_turn);
     rows.weigh(p, static_cast<std::int32_t>(begin * kPageTokens), lane, s);
-    rows.pack(s, weight);
 #pragma unroll 1
-    for (std::uint32_t page = begin + 1; page < end; ++page) {
+    for (std::uint32_t page = begin;;) {
+      products_wait<0>();
+      hold(rows.out);
+      if (page != begin) leave(map.empty[1], value_turn);
+      rows.pack(s, weight);
+      if (++page == end) break;
       ask_scores(s);
       ask_values(weight);
       products_wait<1>();
       hold(s);
       leave(map.empty[0], key_turn);
       rows.weigh(p, static_cast<std::int32_t>(page * kPageTokens), lane, s);
-      products_wait<0>();
-      hold(rows.out);
-      leave(map.empty[1], value_turn);
-      rows.pack(s, weight);
     }
     ask_values(weight);
     products_wait<0>();
