@@ -143,20 +143,40 @@ struct Consumer {
   const AttendParams& p;
   const PrefillMap<Shape>& map;
   const std::uint32_t group, thread, lane;
+  const std::uint32_t query_operand, key_operand, value_operand;  // of the first stage
   Turn<Shape::kStages> key_turn, value_turn;
   RowGroup<Shape::kD, kType, kPlain> rows;
 
+  __device__ __forceinline__ Consumer(const AttendParams& p, const PrefillMap<Shape>& map, std::uint32_t group,
+                                      std::uint32_t thread, std::uint32_t lane)
+      : p(p),
+        map(map),
+        group(group),
+        thread(thread),
+        lane(lane),
+        query_operand(operand_at(queries(), 16)),
+        key_operand(operand_at(map.keys, 16)),
+        value_operand(operand_at(map.values, kPageTokens * 128)) {}
+
   __device__ __forceinline__ void ask_scores(float (&s)[32]) {
-    wait_barrier(map.full[0] + 8 * key_turn.stage, key_turn.parity);
-    rows.ask_scores(queries(), map.keys + key_turn.stage * Shape::kStageBytes, s);
+    rows.ask_scores(of_warp(query_operand), of_warp(key_operand + key_turn.stage * (Shape::kStageBytes / 16)), s);
   }
+  __device__ __forceinline__ void await_keys() const { wait_barrier(map.full[0] + 8 * key_turn.stage, key_turn.parity); }
   __device__ __forceinline__ void ask_values(const std::uint32_t (&weight)[4][4]) {
     wait_barrier(map.full[1] + 8 * value_turn.stage, value_turn.parity);
-    rows.ask_values(map.values + value_turn.stage * Shape::kStageBytes, weight);
+    rows.ask_values(of_warp(value_operand + value_turn.stage * (Shape::kStageBytes / 16)), weight);
   }
   __device__ __forceinline__ void leave(std::uint32_t empty, Turn<Shape::kStages>& turn) {
     if (lane == 0) arrive_barrier(empty + 8 * turn.stage);
     turn.next();
+  }
+  // The slow way to a page's weights, of the warpgroup; nothing else is on its way.
+  __device__ __forceinline__ void start_over(std::uint32_t page, float (&s)[32]) {
+    ask_scores(s);
+    products_wait<0>();
+    hold(s);
+    hold(rows.out);
+    rows.raise_and_weigh(p, static_cast<std::int32_t>(page * kPageTokens), lane, s);
   }
 
   // The scores of a page are on their way while the values of the page before are; they become weights while these
@@ -166,11 +186,9 @@ struct Consumer {
     if (begin >= end) return;
     float s[32];
     std::uint32_t weight[4][4];
-    ask_scores(s);
-    products_wait<0>();
-    hold(s);
+    await_keys();
+    start_over(begin, s);
     leave(map.empty[0], key_turn);
-    rows.weigh(p, static_cast<std::int32_t>(begin * kPageTokens), lane, s);
 #pragma unroll 1
     for (std::uint32_t page = begin;;) {
       products_wait<0>();
@@ -178,12 +196,13 @@ struct Consumer {
       if (page != begin) leave(map.empty[1], value_turn);
       rows.pack(s, weight);
       if (++page == end) break;
+      await_keys();
       ask_scores(s);
       ask_values(weight);
       products_wait<1>();
       hold(s);
+      if (!rows.weigh(p, static_cast<std::int32_t>(page * kPageTokens), lane, 1 + group, s)) start_over(page, s);
       leave(map.empty[0], key_turn);
-      rows.weigh(p, static_cast<std::int32_t>(page * kPageTokens), lane, s);
     }
     ask_values(weight);
     products_wait<0>();
@@ -194,13 +213,22 @@ struct Consumer {
   __device__ std::uint32_t queries() const { return map.queries + group * (Shape::kHalves * kGroupRows * 128); }
   __device__ __forceinline__ void meet() const { group_barrier(1 + group, kGroupThreads); }
 
+  __device__ __forceinline__ bool step(PrefillRecords<Shape::kRows>& records) const {
+    const std::uint32_t warp = group * 4 + thread / 32;
+    TilePiece next;
+    const bool more = next_piece(p, records.walk[warp], next);
+    if (more && lane == 0) records.piece[warp] = next;
+    __syncwarp();
+    return more;
+  }
+
   __device__ void run(PrefillRecords<Shape::kRows>& records, const Shares& shares) {
     const std::uint32_t unit = blockIdx.x, row = group * kGroupRows + thread / 32 * 16 + lane / 4;
     const bool leads = group == 0 && thread == 0;
     constexpr std::uint32_t kFloats = partial_floats(Shape::kRows, Shape::kD);
     if (leads) p.tails[unit] = {0, kNoUnit, 0, 0, 0, 0};
-    TilePiece piece;
-    while (next_piece(p, records.walk[group * 4 + thread / 32], piece)) {
+    const TilePiece& piece = records.piece[group * 4 + thread / 32];  // too much to be kept in registers
+    while (step(records)) {
       meet();
       rows.begin(p, piece, piece.tile * Shape::kRows + group * kGroupRows, thread, queries());
       fence_writes();
@@ -255,7 +283,7 @@ __global__ void __launch_bounds__(PrefillShape<kD, kConsumers>::kThreads, 1)
   __syncthreads();
   if (group < kConsumers) {
     take_registers<Shape::kConsumerRegisters, true>();
-    Consumer<Shape, kType, kPlain> consumer{p, map, group, thread, lane, {}, {}, {}};
+    Consumer<Shape, kType, kPlain> consumer(p, map, group, thread, lane);
     consumer.run(records, shares);
   } else if (group < kGroups) {
     take_registers<Shape::kProducerRegisters, false>();

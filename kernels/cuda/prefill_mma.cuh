@@ -18,11 +18,14 @@ namespace kvq::cuda {
 
 inline constexpr std::uint32_t kAtomBytes = 1024;  // 8 rows of 128 bytes
 
-// Queries and keys are rows of operands whose depth is the channel, values of one whose depth is the row. `halves` is
-// the distance from a row's first 64 channels to the next 64.
-__device__ __forceinline__ std::uint64_t operand_at(std::uint32_t shared, std::uint32_t halves) {
-  return std::uint64_t{(shared & 0x3ffff) >> 4} | std::uint64_t{halves >> 4} << 16 |
-         std::uint64_t{kAtomBytes >> 4} << 32 | std::uint64_t{1} << 62;
+// Queries and keys are rows of operands whose depth is the channel, values of one whose depth is the row. An operand is
+// named by the low word of its descriptor, which n bytes further on is n / 16 more. `halves` is the distance from a
+// row's first 64 channels to the next 64.
+__device__ __forceinline__ std::uint32_t operand_at(std::uint32_t shared, std::uint32_t halves) {
+  return (shared & 0x3ffff) >> 4 | (halves >> 4) << 16;
+}
+__device__ __forceinline__ std::uint64_t descriptor(std::uint32_t operand) {
+  return operand | std::uint64_t{kAtomBytes >> 4} << 32 | std::uint64_t{1} << 62;
 }
 
 #define KVQ_R8(c, i)                                                                                          \
@@ -40,13 +43,13 @@ __device__ __forceinline__ std::uint64_t operand_at(std::uint32_t shared, std::u
 // C (64 x 64) = A (64 x 16) B (64 rows) + C, or without C. A is in shared memory, laid out as B is: the warpgroup goes
 // on while it waits for its turn.
 template <Dtype kType>
-__device__ __forceinline__ void warpgroup_mma(float (&c)[32], std::uint64_t a, std::uint64_t b, bool adds) {
+__device__ __forceinline__ void warpgroup_mma(float (&c)[32], std::uint32_t a, std::uint32_t b, bool adds) {
 #if KVQ_WARPGROUPS
 #define KVQ_MMA64(type)                                                                                               \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%34,0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type " " KVQ_N64 \
                ",%32,%33,p,1,1,0,0;\n}"                                                                               \
                : KVQ_R32(c, 0)                                                                                        \
-               : "l"(a), "l"(b), "r"(std::uint32_t{adds}))
+               : "l"(descriptor(a)), "l"(descriptor(b)), "r"(std::uint32_t{adds}))
   if constexpr (kType == Dtype::fp16) {
     KVQ_MMA64("f16.f16");
   } else {
@@ -58,12 +61,12 @@ __device__ __forceinline__ void warpgroup_mma(float (&c)[32], std::uint64_t a, s
 
 // The same with A (this warp's 16 rows as mma.m16n8k16 has them) in registers and B's depth in its rows.
 template <Dtype kType>
-__device__ __forceinline__ void warpgroup_mma(float (&c)[32], const std::uint32_t (&a)[4], std::uint64_t b) {
+__device__ __forceinline__ void warpgroup_mma(float (&c)[32], const std::uint32_t (&a)[4], std::uint32_t b) {
 #if KVQ_WARPGROUPS
 #define KVQ_MMA64(type)                                                                                         \
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type " " KVQ_N64 ",{%32,%33,%34,%35},%36,1,1,1,1;" \
                : KVQ_R32(c, 0)                                                                                  \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b)))
   if constexpr (kType == Dtype::fp16) {
     KVQ_MMA64("f16.f16");
   } else {
@@ -75,12 +78,12 @@ __device__ __forceinline__ void warpgroup_mma(float (&c)[32], const std::uint32_
 
 // And for 128 columns.
 template <Dtype kType>
-__device__ __forceinline__ void warpgroup_mma(float (&c)[64], const std::uint32_t (&a)[4], std::uint64_t b) {
+__device__ __forceinline__ void warpgroup_mma(float (&c)[64], const std::uint32_t (&a)[4], std::uint32_t b) {
 #if KVQ_WARPGROUPS
 #define KVQ_MMA128(type)                                                                                          \
   asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type " " KVQ_N128 ",{%64,%65,%66,%67},%68,1,1,1,1;" \
                : KVQ_R32(c, 0), KVQ_R32(c, 32)                                                                    \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b)))
   if constexpr (kType == Dtype::fp16) {
     KVQ_MMA128("f16.f16");
   } else {
@@ -210,6 +213,19 @@ __device__ __forceinline__ void wait_copies() {
 __device__ __forceinline__ void group_barrier(std::uint32_t id, std::uint32_t threads) {
   asm volatile("bar.sync %0,%1;" ::"r"(id), "r"(threads) : "memory");
 }
+
+// The same, and whether `x` holds for some thread of it.
+__device__ __forceinline__ bool any_of_group(std::uint32_t id, std::uint32_t threads, bool x) {
+  std::uint32_t any;
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%3,0;\nbarrier.cta.red.or.pred.aligned p,%1,%2,p;\nselp.u32 %0,1,0,p;\n}"
+               : "=r"(any)
+               : "r"(id), "r"(threads), "r"(std::uint32_t{x})
+               : "memory");
+  return any != 0;
+}
+
+// What is the same in all lanes, so that the compiler knows it: operands are then counted on in uniform registers.
+__device__ __forceinline__ std::uint32_t of_warp(std::uint32_t x) { return __shfl_sync(kAllLanes, x, 0); }
 
 // Where a ring of `kStages` is: the stage, and the parity of its turn.
 template <std::uint32_t kStages>

@@ -74,8 +74,8 @@ struct RowGroup {
     products_begin();
 #pragma unroll
     for (std::uint32_t k = 0; k < kD / 16; ++k) {
-      warpgroup_mma<kType>(s, operand_at(queries + k / 4 * kHalfBytes + k % 4 * 32, 16),
-                           operand_at(keys + k / 4 * (kPageTokens * 128) + k % 4 * 32, 16), k != 0);
+      warpgroup_mma<kType>(s, queries + (k / 4 * kHalfBytes + k % 4 * 32) / 16,
+                           keys + (k / 4 * (kPageTokens * 128) + k % 4 * 32) / 16, k != 0);
     }
     products_commit();
   }
@@ -84,9 +84,7 @@ struct RowGroup {
   __device__ __forceinline__ void ask_values(std::uint32_t values, const std::uint32_t (&weight)[4][4]) {
     products_begin();
 #pragma unroll
-    for (std::uint32_t k = 0; k < 4; ++k) {
-      warpgroup_mma<kType>(out, weight[k], operand_at(values + k * 2 * kAtomBytes, kPageTokens * 128));
-    }
+    for (std::uint32_t k = 0; k < 4; ++k) warpgroup_mma<kType>(out, weight[k], values + k * 2 * kAtomBytes / 16);
     products_commit();
   }
 
@@ -125,42 +123,42 @@ struct RowGroup {
     }
   }
 
-  // Makes room for scores up to `top`, this thread's largest. The last products with values are waited for.
-  __device__ __forceinline__ void raise(const float (&top)[2]) {
-    products_wait<0>();
-    hold(out);
+  // Scores -> weights, as the references are. False in the whole warpgroup, which meets here, if one of them has to
+  // move before: the scores are lost then. Products with the values of the page before may still be on their way.
+  __device__ __forceinline__ bool weigh(const AttendParams& p, std::int32_t first_key, std::uint32_t lane, std::uint32_t barrier,
+                                        float (&s)[32]) {
+    bend(p, first_key, lane, s);
+    float more[2];
+    exponentials(p, {-reference[0], -reference[1]}, s, more);
+    // A row without a reference has infinity here, or no number.
+    if (any_of_group(barrier, kGroupThreads, !(more[0] < kMostOfPage && more[1] < kMostOfPage))) return false;
+    sum[0] += more[0], sum[1] += more[1];
+    return true;
+  }
+
+  // Scores -> weights, with new references where they have to move. No products are on their way.
+  __device__ __forceinline__ void raise_and_weigh(const AttendParams& p, std::int32_t first_key, std::uint32_t lane,
+                                                  float (&s)[32]) {
+    bend(p, first_key, lane, s);
+    const float scale = kPlain ? fabsf(p.scale_log2) : 1;
+    float less[2], more[2];
 #pragma unroll
     for (std::uint32_t r = 0; r < 2; ++r) {
-      float most = fmaxf(top[r], __shfl_xor_sync(kAllLanes, top[r], 1));
-      most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
+      float top = kNothing;
+#pragma unroll
+      for (std::uint32_t i = 0; i < 8; ++i) top = fmaxf(top, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+      top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
+      top = scale * fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
       const float old = reference[r];
-      if (most > old + kSlack) reference[r] = most - kHead;
+      if (top > old + kRoom) reference[r] = top - kHead;
       const float keep = reference[r] == old ? 1.0f : exp2_fast(old - reference[r]);
       sum[r] *= keep;
 #pragma unroll
       for (std::uint32_t i = 0; i < kD / 4; ++i) out[i / 2 * 4 + 2 * r + i % 2] *= keep;
+      less[r] = reference[r] == kNothing ? 0 : -reference[r];
     }
-  }
-
-  // Scores -> weights. Products with the values of the page before may still be on their way, and the next scores.
-  __device__ __forceinline__ void weigh(const AttendParams& p, std::int32_t first_key, std::uint32_t lane,
-                                        float (&s)[32]) {
-    bend(p, first_key, lane, s);
-    const float scale = kPlain ? fabsf(p.scale_log2) : 1;
-    float top[2] = {fmaxf(s[0], s[1]), fmaxf(s[2], s[3])};
-#pragma unroll
-    for (std::uint32_t i = 1; i < 8; ++i) {
-      top[0] = fmaxf(top[0], fmaxf(s[4 * i], s[4 * i + 1]));
-      top[1] = fmaxf(top[1], fmaxf(s[4 * i + 2], s[4 * i + 3]));
-    }
-    top[0] *= scale, top[1] *= scale;
-    if (__any_sync(kAllLanes, top[0] > reference[0] + kSlack || top[1] > reference[1] + kSlack)) raise(top);
-    const float base[2] = {reference[0] == kNothing ? 0 : reference[0], reference[1] == kNothing ? 0 : reference[1]};
-#pragma unroll
-    for (std::uint32_t i = 0; i < 32; ++i) {
-      s[i] = exp2_fast(fmaf(s[i], scale, -base[i / 2 % 2]));
-      sum[i / 2 % 2] += s[i];
-    }
+    exponentials(p, less, s, more);
+    sum[0] += more[0], sum[1] += more[1];
   }
 
   // As A operands of four steps of 16 keys; only when no products are on their way.
@@ -207,6 +205,22 @@ struct RowGroup {
   }
 
  private:
+  // A thread's part of a row has 16 keys of a page: with all of them kRoom above the reference it stays below
+  // kMostOfPage, and no weight below that is too large for fp16.
+  static constexpr float kRoom = 10, kMostOfPage = 32768;
+
+  // 2^(score + less), and each row's sum of them.
+  __device__ __forceinline__ static void exponentials(const AttendParams& p, const float (&less)[2], float (&s)[32],
+                                                      float (&more)[2]) {
+    const float scale = kPlain ? fabsf(p.scale_log2) : 1;
+    more[0] = more[1] = 0;
+#pragma unroll
+    for (std::uint32_t i = 0; i < 32; ++i) {
+      s[i] = exp2_fast(fmaf(s[i], scale, less[i / 2 % 2]));
+      more[i / 2 % 2] += s[i];
+    }
+  }
+
   __device__ static __forceinline__ void write_pair(const AttendParams& p, std::int64_t at, float low, float high) {
     if (p.out_type == Real::fp32) {
       float* const to = static_cast<float*>(p.out) + at;

@@ -40,6 +40,7 @@ struct PrefillRecords {
   PageRecord window[2][32];  // looked up; the stream gives out one half while the other is filled
   LookupState lookup;
   TileWalk<kRows> walk[9];  // of each consumer warp, then of the stream
+  TilePiece piece[8];       // what each consumer warp is at
 };
 
 // Steps a walk that lies in shared memory.

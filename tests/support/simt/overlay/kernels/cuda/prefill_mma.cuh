@@ -10,15 +10,15 @@ namespace kvq::cuda {
 
 inline constexpr std::uint32_t kAtomBytes = 1024;
 
-inline std::uint64_t operand_at(std::uint32_t shared, std::uint32_t halves) {
-  if (shared % 32 != 0 || halves % 16 != 0) std::abort();
-  return shared | std::uint64_t{halves} << 32;
+inline std::uint32_t operand_at(std::uint32_t shared, std::uint32_t halves) {
+  if (shared % 32 != 0 || shared >= 1 << 18 || halves % 16 != 0) std::abort();
+  return shared / 16 | halves / 16 << 16;
 }
 
 // Element of an operand in rows of 128 bytes, chunks XORed with the row.
 template <Dtype kType>
-float operand_element(std::uint64_t operand, std::uint32_t row, std::uint32_t column) {
-  const auto start = static_cast<std::uint32_t>(operand), halves = static_cast<std::uint32_t>(operand >> 32);
+float operand_element(std::uint32_t operand, std::uint32_t row, std::uint32_t column) {
+  const std::uint32_t start = operand % 0x10000 * 16, halves = operand / 0x10000 * 16;
   const std::uint32_t at = start + column / 64 * halves + row / 8 * kAtomBytes + row % 8 * 128 + column % 64 * 2;
   return element_value<kType>(*reinterpret_cast<const std::uint16_t*>(simt::shared_memory() + (at ^ (at >> 3 & 0x70))));
 }
@@ -26,7 +26,7 @@ float operand_element(std::uint64_t operand, std::uint32_t row, std::uint32_t co
 struct WarpgroupLane {
   float* c;
   const std::uint32_t* a;  // null: in shared memory
-  std::uint64_t from_a, b;
+  std::uint32_t from_a, b;
   bool adds;
 };
 
@@ -78,11 +78,11 @@ void warpgroup_product(WarpgroupLane mine) {
 }
 
 template <Dtype kType>
-void warpgroup_mma(float (&c)[32], std::uint64_t a, std::uint64_t b, bool adds) {
+void warpgroup_mma(float (&c)[32], std::uint32_t a, std::uint32_t b, bool adds) {
   warpgroup_product<kType, 64, false>({c, nullptr, a, b, adds});
 }
 template <Dtype kType, std::uint32_t kCount>
-void warpgroup_mma(float (&c)[kCount], const std::uint32_t (&a)[4], std::uint64_t b) {
+void warpgroup_mma(float (&c)[kCount], const std::uint32_t (&a)[4], std::uint32_t b) {
   warpgroup_product<kType, 2 * kCount, true>({c, a, 0, b, true});
 }
 
@@ -158,6 +158,20 @@ inline void group_barrier(std::uint32_t, std::uint32_t threads) {
   simt::meet(
       "group barrier", nullptr, [](void* const*) {}, threads);
 }
+
+inline bool any_of_group(std::uint32_t, std::uint32_t threads, bool x) {
+  bool any = x;
+  simt::meet(
+      "group vote", &any,
+      [](void* const* all) {
+        bool some = false;
+        for (std::uint32_t lane = 0; lane < 128; ++lane) some |= *static_cast<const bool*>(all[lane]);
+        for (std::uint32_t lane = 0; lane < 128; ++lane) *static_cast<bool*>(all[lane]) = some;
+      },
+      threads);
+  return any;
+}
+inline std::uint32_t of_warp(std::uint32_t x) { return __shfl_sync(kAllLanes, x, 0); }
 
 template <std::uint32_t kStages>
 struct Turn {
