@@ -80,15 +80,16 @@ struct Producer {
     pending = false;
   }
 
-  // Two pages of each warpgroup are on their way.
+  // The page before is told of as soon as keys have room again, not when values have: these are left a page later.
   __device__ __forceinline__ void copy(const PageRecord& page, std::uint32_t keys, std::uint32_t values) {
     const std::uint64_t from = page.block & ~kKindMask;
     await_empty(0);
     copy_rows<kD>(from, keys, 0, kPageTokens, thread);
+    commit_copies();
+    settle<1>();
     await_empty(1);
     copy_rows<kD>(from + kPartBytes, values, page.tokens % 256, page.tokens / 256, thread);
     commit_copies();
-    settle<1>();
     pending = true;
   }
 
@@ -144,6 +145,7 @@ struct Consumer {
   const PrefillMap<Shape>& map;
   const std::uint32_t group, thread, lane;
   const std::uint32_t query_operand, key_operand, value_operand;  // of the first stage
+  std::uint32_t leads_warp;
   Turn<Shape::kStages> key_turn, value_turn;
   RowGroup<Shape::kD, kType, kPlain> rows;
 
@@ -154,25 +156,32 @@ struct Consumer {
         group(group),
         thread(thread),
         lane(lane),
-        query_operand(operand_at(queries(), 16)),
+        query_operand(of_warp(operand_at(queries(), 16))),
         key_operand(operand_at(map.keys, 16)),
-        value_operand(operand_at(map.values, kPageTokens * 128)) {}
-
-  __device__ __forceinline__ void ask_scores(float (&s)[32]) {
-    rows.ask_scores(of_warp(query_operand), of_warp(key_operand + key_turn.stage * (Shape::kStageBytes / 16)), s);
+        value_operand(operand_at(map.values, kPageTokens * 128)),
+        leads_warp(lane == 0 ? 1 : 0) {
+    keep(leads_warp);
   }
-  __device__ __forceinline__ void await_keys() const { wait_barrier(map.full[0] + 8 * key_turn.stage, key_turn.parity); }
-  __device__ __forceinline__ void ask_values(const std::uint32_t (&weight)[4][4]) {
-    wait_barrier(map.full[1] + 8 * value_turn.stage, value_turn.parity);
-    rows.ask_values(of_warp(value_operand + value_turn.stage * (Shape::kStageBytes / 16)), weight);
+
+  __device__ __forceinline__ std::uint32_t keys_barrier(const Turn<Shape::kStages>& turn) const {
+    return map.full[0] + 8 * turn.stage;
+  }
+  __device__ __forceinline__ std::uint32_t values_barrier(const Turn<Shape::kStages>& turn) const {
+    return map.full[1] + 8 * turn.stage;
+  }
+  __device__ __forceinline__ std::uint32_t keys_at() const {
+    return of_warp(key_operand + key_turn.stage * (Shape::kStageBytes / 16));
+  }
+  __device__ __forceinline__ std::uint32_t values_at() const {
+    return of_warp(value_operand + value_turn.stage * (Shape::kStageBytes / 16));
   }
   __device__ __forceinline__ void leave(std::uint32_t empty, Turn<Shape::kStages>& turn) {
-    if (lane == 0) arrive_barrier(empty + 8 * turn.stage);
+    if (leads_warp != 0) arrive_barrier(empty + 8 * turn.stage);
     turn.next();
   }
   // The slow way to a page's weights, of the warpgroup; nothing else is on its way.
   __device__ __forceinline__ void start_over(std::uint32_t page, float (&s)[32]) {
-    ask_scores(s);
+    rows.ask_scores(query_operand, keys_at(), s);
     products_wait<0>();
     hold(s);
     hold(rows.out);
@@ -181,30 +190,38 @@ struct Consumer {
 
   // The scores of a page are on their way while the values of the page before are; they become weights while these
   // are. The wait for values opens the loop: within a stretch of code without branches it would go ahead of the
-  // exponentials that it is written behind.
+  // exponentials that it is written behind. Barriers are looked at before these, and only waited at if need be.
   __device__ __forceinline__ void pages(std::uint32_t begin, std::uint32_t end) {
     if (begin >= end) return;
     float s[32];
     std::uint32_t weight[4][4];
-    await_keys();
+    wait_barrier(keys_barrier(key_turn), key_turn.parity);
     start_over(begin, s);
     leave(map.empty[0], key_turn);
+    bool has_keys = false, has_values = false;
 #pragma unroll 1
     for (std::uint32_t page = begin;;) {
+      const std::uint32_t keys = keys_at();
       products_wait<0>();
       hold(rows.out);
       if (page != begin) leave(map.empty[1], value_turn);
+      const std::uint32_t values = values_at();
       rows.pack(s, weight);
       if (++page == end) break;
-      await_keys();
-      ask_scores(s);
-      ask_values(weight);
+      if (!has_keys) wait_barrier(keys_barrier(key_turn), key_turn.parity);
+      rows.ask_scores(query_operand, keys, s);
+      if (!has_values) wait_barrier(values_barrier(value_turn), value_turn.parity);
+      rows.ask_values(values, weight);
       products_wait<1>();
       hold(s);
+      const Turn<Shape::kStages> next_keys = key_turn.after(), next_values = value_turn.after();
+      has_keys = barrier_is_over(keys_barrier(next_keys), next_keys.parity);
+      has_values = barrier_is_over(values_barrier(next_values), next_values.parity);
       if (!rows.weigh(p, static_cast<std::int32_t>(page * kPageTokens), lane, 1 + group, s)) start_over(page, s);
       leave(map.empty[0], key_turn);
     }
-    ask_values(weight);
+    if (!has_values) wait_barrier(values_barrier(value_turn), value_turn.parity);
+    rows.ask_values(values_at(), weight);
     products_wait<0>();
     hold(rows.out);
     leave(map.empty[1], value_turn);

@@ -118,6 +118,9 @@ __device__ __forceinline__ void hold(float (&x)[kCount]) {
   for (std::uint32_t i = 0; i < kCount; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }
 
+// Not to be worked out anew where it is used.
+__device__ __forceinline__ void keep(std::uint32_t& x) { asm volatile("" : "+r"(x)); }
+
 __device__ __forceinline__ void store_shared1(std::uint32_t at, std::uint32_t v) {
   asm volatile("st.shared.b32 [%0],%1;" ::"r"(at), "r"(v) : "memory");
 }
@@ -209,6 +212,16 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
+// Whether the phase of this parity is over.
+__device__ __forceinline__ bool barrier_is_over(std::uint32_t barrier, std::uint32_t parity) {
+  std::uint32_t over;
+  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p,[%1],%2;\nselp.u32 %0,1,0,p;\n}"
+               : "=r"(over)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return over != 0;
+}
+
 // A warpgroup by itself; id 0 is the block's.
 __device__ __forceinline__ void group_barrier(std::uint32_t id, std::uint32_t threads) {
   asm volatile("bar.sync %0,%1;" ::"r"(id), "r"(threads) : "memory");
@@ -236,6 +249,11 @@ struct Turn {
       stage = 0;
       parity ^= 1;
     }
+  }
+  __device__ __forceinline__ Turn after() const {
+    Turn next = *this;
+    next.next();
+    return next;
   }
 };
 

@@ -93,6 +93,7 @@ void products_wait() {}
 template <std::uint32_t kCount>
 void hold(float (&)[kCount]) {}
 
+inline void keep(std::uint32_t&) {}
 inline void store_shared1(std::uint32_t at, std::uint32_t v) { std::memcpy(simt::shared_memory() + at, &v, sizeof v); }
 inline void store_shared_half(std::uint32_t at, std::uint16_t v) {
   std::memcpy(simt::shared_memory() + at, &v, sizeof v);
@@ -154,6 +155,7 @@ template <std::uint32_t kLeft>
 void wait_copies() {
   simt::wait_own(kLeft);
 }
+inline bool barrier_is_over(std::uint32_t, std::uint32_t) { return false; }  // a look that comes too early
 inline void group_barrier(std::uint32_t, std::uint32_t threads) {
   simt::meet(
       "group barrier", nullptr, [](void* const*) {}, threads);
@@ -181,6 +183,11 @@ struct Turn {
       stage = 0;
       parity ^= 1;
     }
+  }
+  Turn after() const {
+    Turn next = *this;
+    next.next();
+    return next;
   }
 };
 
