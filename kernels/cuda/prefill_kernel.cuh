@@ -145,7 +145,7 @@ struct Consumer {
   const PrefillMap<Shape>& map;
   const std::uint32_t group, thread, lane;
   const std::uint32_t query_operand, key_operand, value_operand;  // of the first stage
-  std::uint32_t leads_warp;
+  std::uint32_t leads_warp, vote_barrier;
   Turn<Shape::kStages> key_turn, value_turn;
   RowGroup<Shape::kD, kType, kPlain> rows;
 
@@ -159,8 +159,10 @@ struct Consumer {
         query_operand(of_warp(operand_at(queries(), 16))),
         key_operand(operand_at(map.keys, 16)),
         value_operand(operand_at(map.values, kPageTokens * 128)),
-        leads_warp(lane == 0 ? 1 : 0) {
+        leads_warp(lane == 0 ? 1 : 0),
+        vote_barrier(1 + group) {
     keep(leads_warp);
+    keep(vote_barrier);
   }
 
   __device__ __forceinline__ std::uint32_t keys_barrier(const Turn<Shape::kStages>& turn) const {
@@ -189,18 +191,26 @@ struct Consumer {
   }
 
   // The scores of a page are on their way while the values of the page before are; they become weights while these
-  // are. The wait for values opens the loop: within a stretch of code without branches it would go ahead of the
-  // exponentials that it is written behind. Barriers are looked at before these, and only waited at if need be.
+  // are. A turn begins with the sums of weights and ends with exponentials: in one stretch of code without branches the
+  // wait for values would go ahead of the exponentials, and each of these be waited for before the next but one. The
+  // barriers are looked at where there is time, and waited at only if need be.
   __device__ __forceinline__ void pages(std::uint32_t begin, std::uint32_t end) {
     if (begin >= end) return;
     float s[32];
     std::uint32_t weight[4][4];
     wait_barrier(keys_barrier(key_turn), key_turn.parity);
-    start_over(begin, s);
-    leave(map.empty[0], key_turn);
-    bool has_keys = false, has_values = false;
+    rows.ask_scores(query_operand, keys_at(), s);
+    products_wait<0>();
+    hold(s);
+    rows.weigh(p, static_cast<std::int32_t>(begin * kPageTokens), lane, s);
+    bool has_values;
 #pragma unroll 1
     for (std::uint32_t page = begin;;) {
+      const Turn<Shape::kStages> next_keys = key_turn.after(), next_values = page == begin ? value_turn : value_turn.after();
+      const bool has_keys = barrier_is_over(keys_barrier(next_keys), next_keys.parity);
+      has_values = barrier_is_over(values_barrier(next_values), next_values.parity);
+      if (!rows.add_up(s, vote_barrier)) start_over(page, s);
+      leave(map.empty[0], key_turn);
       const std::uint32_t keys = keys_at();
       products_wait<0>();
       hold(rows.out);
@@ -214,11 +224,7 @@ struct Consumer {
       rows.ask_values(values, weight);
       products_wait<1>();
       hold(s);
-      const Turn<Shape::kStages> next_keys = key_turn.after(), next_values = value_turn.after();
-      has_keys = barrier_is_over(keys_barrier(next_keys), next_keys.parity);
-      has_values = barrier_is_over(values_barrier(next_values), next_values.parity);
-      if (!rows.weigh(p, static_cast<std::int32_t>(page * kPageTokens), lane, 1 + group, s)) start_over(page, s);
-      leave(map.empty[0], key_turn);
+      rows.weigh(p, static_cast<std::int32_t>(page * kPageTokens), lane, s);
     }
     if (!has_values) wait_barrier(values_barrier(value_turn), value_turn.parity);
     rows.ask_values(values_at(), weight);

@@ -123,13 +123,19 @@ struct RowGroup {
     }
   }
 
-  // Scores -> weights, as the references are. False in the whole warpgroup, which meets here, if one of them has to
-  // move before: the scores are lost then. Products with the values of the page before may still be on their way.
-  __device__ __forceinline__ bool weigh(const AttendParams& p, std::int32_t first_key, std::uint32_t lane, std::uint32_t barrier,
-                                        float (&s)[32]) {
+  // Scores -> weights, as the references are. Products with the values of the page before may still be on their way.
+  __device__ __forceinline__ void weigh(const AttendParams& p, std::int32_t first_key, std::uint32_t lane,
+                                        float (&s)[32]) const {
     bend(p, first_key, lane, s);
+    exponentials(p, {-reference[0], -reference[1]}, s);
+    hold(s);
+  }
+
+  // Adds these weights up. False in the whole warpgroup, which meets here, if a reference has to move before: the scores
+  // are lost then.
+  __device__ __forceinline__ bool add_up(const float (&s)[32], std::uint32_t barrier) {
     float more[2];
-    exponentials(p, {-reference[0], -reference[1]}, s, more);
+    sums(s, more);
     // A row without a reference has infinity here, or no number.
     if (any_of_group(barrier, kGroupThreads, !(more[0] < kMostOfPage && more[1] < kMostOfPage))) return false;
     sum[0] += more[0], sum[1] += more[1];
@@ -157,7 +163,8 @@ struct RowGroup {
       for (std::uint32_t i = 0; i < kD / 4; ++i) out[i / 2 * 4 + 2 * r + i % 2] *= keep;
       less[r] = reference[r] == kNothing ? 0 : -reference[r];
     }
-    exponentials(p, less, s, more);
+    exponentials(p, less, s);
+    sums(s, more);
     sum[0] += more[0], sum[1] += more[1];
   }
 
@@ -209,16 +216,16 @@ struct RowGroup {
   // kMostOfPage, and no weight below that is too large for fp16.
   static constexpr float kRoom = 10, kMostOfPage = 32768;
 
-  // 2^(score + less), and each row's sum of them.
-  __device__ __forceinline__ static void exponentials(const AttendParams& p, const float (&less)[2], float (&s)[32],
-                                                      float (&more)[2]) {
+  // 2^(score + less).
+  __device__ __forceinline__ static void exponentials(const AttendParams& p, const float (&less)[2], float (&s)[32]) {
     const float scale = kPlain ? fabsf(p.scale_log2) : 1;
+#pragma unroll
+    for (std::uint32_t i = 0; i < 32; ++i) s[i] = exp2_fast(fmaf(s[i], scale, less[i / 2 % 2]));
+  }
+  __device__ __forceinline__ static void sums(const float (&s)[32], float (&more)[2]) {
     more[0] = more[1] = 0;
 #pragma unroll
-    for (std::uint32_t i = 0; i < 32; ++i) {
-      s[i] = exp2_fast(fmaf(s[i], scale, less[i / 2 % 2]));
-      more[i / 2 % 2] += s[i];
-    }
+    for (std::uint32_t i = 0; i < 32; ++i) more[i / 2 % 2] += s[i];
   }
 
   __device__ static __forceinline__ void write_pair(const AttendParams& p, std::int64_t at, float low, float high) {
