@@ -206,7 +206,8 @@ struct Consumer {
     bool has_values;
 #pragma unroll 1
     for (std::uint32_t page = begin;;) {
-      const Turn<Shape::kStages> next_keys = key_turn.after(), next_values = page == begin ? value_turn : value_turn.after();
+      const Turn<Shape::kStages> next_keys = key_turn.after(),
+                                 next_values = page == begin ? value_turn : value_turn.after();
       const bool has_keys = barrier_is_over(keys_barrier(next_keys), next_keys.parity);
       has_values = barrier_is_over(values_barrier(next_values), next_values.parity);
       if (!rows.add_up(s, vote_barrier)) start_over(page, s);

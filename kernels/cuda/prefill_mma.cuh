@@ -230,10 +230,11 @@ __device__ __forceinline__ void group_barrier(std::uint32_t id, std::uint32_t th
 // The same, and whether `x` holds for some thread of it.
 __device__ __forceinline__ bool any_of_group(std::uint32_t id, std::uint32_t threads, bool x) {
   std::uint32_t any;
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%3,0;\nbarrier.cta.red.or.pred.aligned p,%1,%2,p;\nselp.u32 %0,1,0,p;\n}"
-               : "=r"(any)
-               : "r"(id), "r"(threads), "r"(std::uint32_t{x})
-               : "memory");
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p,%3,0;\nbarrier.cta.red.or.pred.aligned p,%1,%2,p;\nselp.u32 %0,1,0,p;\n}"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(std::uint32_t{x})
+      : "memory");
   return any != 0;
 }
 

@@ -131,8 +131,8 @@ struct RowGroup {
     hold(s);
   }
 
-  // Adds these weights up. False in the whole warpgroup, which meets here, if a reference has to move before: the scores
-  // are lost then.
+  // Adds these weights up. False in the whole warpgroup, which meets here, if a reference has to move before: the
+  // scores are lost then.
   __device__ __forceinline__ bool add_up(const float (&s)[32], std::uint32_t barrier) {
     float more[2];
     sums(s, more);
