@@ -1,9 +1,9 @@
 // Online softmax of 64 rows in the registers of a warpgroup, in exponents of two: the work of the consumers.
 //
 // Invariant: (reference, sum, out) as in row_state.cuh, but a thread has rows g and g + 8 of its warp's 16 and only its
-// own part of each sum, which finish() adds up. The reference of a row moves only when a score exceeds it by kSlack, so
-// most pages leave the outputs to the tensor cores alone; weights stay below 2^kSlack. Weights are rounded to the
-// page's type, their sums are not.
+// own part of each sum, which finish_sums() adds up. The reference of a row moves only when the weights of a page say
+// so, by their sum, so most pages leave the outputs to the tensor cores alone and no largest score is looked for;
+// weights stay below kMostOfPage. They are rounded to the page's type, their sums are not.
 #pragma once
 
 #include "kernels/cuda/finish_row.cuh"
@@ -212,8 +212,8 @@ struct RowGroup {
   }
 
  private:
-  // A thread's part of a row has 16 keys of a page: with all of them kRoom above the reference it stays below
-  // kMostOfPage, and no weight below that is too large for fp16.
+  // A thread's part of a row has 16 keys of a page: with all of them kRoom above the reference the sum stays below
+  // kMostOfPage, so that a reference which need not move is not looked at again. fp16 holds any weight below that.
   static constexpr float kRoom = 10, kMostOfPage = 32768;
 
   // 2^(score + less).
