@@ -12,6 +12,7 @@
 
 #include "../attend_fixture.h"
 #include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/prefill_shape.h"
 
 namespace kvq {
 
@@ -179,7 +180,7 @@ class DeviceProblem {
     const LayerSpec& spec = call.model.geometry->layer[call.layer];
     return static_cast<int>(call.q_type) == static_cast<int>(spec.dtype) &&
            (spec.head_dim == 64 || spec.head_dim == 128) &&
-           launch.max_query_tokens * (call.query_heads / spec.kv_heads) > 32;
+           launch.max_query_tokens * (call.query_heads / spec.kv_heads) > cuda::kFewRows;
   }
 
   // Compares the rows with `expected`; `only` limits it to one sequence. Returns the largest share of its bound that
