@@ -43,10 +43,11 @@ struct Attender {
   __device__ __forceinline__ void begin_tile(const Piece& piece, const Sequence& sequence) {
     const std::uint32_t rows = sequence.queries * p.group, first_row = piece.tile * kRows;
     const std::uint32_t last_row = min(first_row + kRows, rows) - 1;
+    const auto token_of = [&](std::uint32_t row) { return row < p.group ? 0 : row / p.group; };
     rule.length = sequence.length;
     rule.first_position = sequence.length - sequence.queries;
-    rule.low = rule.first_position + static_cast<std::int32_t>(first_row / p.group);
-    rule.high = rule.first_position + static_cast<std::int32_t>(last_row / p.group);
+    rule.low = rule.first_position + static_cast<std::int32_t>(token_of(first_row));
+    rule.high = rule.first_position + static_cast<std::int32_t>(token_of(last_row));
     rule.first_row = first_row;
     rule.group = p.group;
     rule.first_head = piece.head * p.group;
@@ -58,7 +59,7 @@ struct Attender {
     __syncwarp();
 #pragma unroll
     for (std::uint32_t n = 0; n < kTiles; ++n) {
-      const std::uint32_t row = first_row + 8 * n + lane / 4, token = row / p.group;
+      const std::uint32_t row = first_row + 8 * n + lane / 4, token = token_of(row);
       const std::int64_t at = (std::int64_t{sequence.first_query} + token) * p.q_token_stride +
                               std::int64_t{rule.first_head + (row - token * p.group)} * p.q_head_stride;
       const float mine = fill_rows(p, query, n, row < rows, at, lane);
@@ -195,6 +196,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) attend_kernel(const __grid_
   const std::uint32_t own = shared_address(shared) + warp * own_bytes;
   Ring ring{own, shared_address(shared) + warps * own_bytes + warp * kMaxStages * 8, p.slot_bytes, p.stages};
   ring.init(lane);
+  tiles.init(warp, lane);
   Shares shares;
   Cursor<kRows> cursor;
   cursor.heads = p.kv_heads;
@@ -204,50 +206,40 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) attend_kernel(const __grid_
   // change; then, when it cannot, whether they are what they were. If not, all is found again.
 #pragma unroll 1
   for (bool early = kBulkCopies;; early = false) {
-    const std::uint64_t before = early ? schedule_sum(p, lane) : 0;
-    if (early) __threadfence();  // so that whatever changes after the sum was taken is not what it stands for
-    const Sequence mine = read_sequence<kRows>(p, lane);
-    shares = Shares::of(total_work<kRows>(p, mine, lane), units);
+    Lengths lengths;
+    std::uint64_t digest;
+    shares = Shares::of(total_work<kRows>(p, lengths, digest, lane), units);
     end = shares.unit_begin(unit + 1);
-    cursor.seek(p, mine, shares.unit_begin(unit), end - shares.unit_begin(unit), lane);
+    cursor.seek(p, lengths, shares.unit_begin(unit), end - shares.unit_begin(unit), lane);
     stream.look(cursor, !early);
     if (!early) break;
-    stream.begin(ring, true);
+    stream.begin_early(ring);
     wait_for_launch_before();
     // Only now, so that what the next kernel finds early was there before this one's predecessor had ended.
     let_next_launch_begin();
-    const bool same = stream.confirm();
-    if (schedule_sum(p, lane) == before && same) break;
+    const std::int32_t number = stream.ask_again();
+    if (stream.confirm(number, digest_lengths(p, lane) == digest)) break;
     stream.drop(ring);
   }
-  stream.begin(ring, false);
+  stream.begin(ring);
   Work work(p, lane, own + ring_bytes);
-  SharedTile kept{};
-  bool begins = false, ends_early = false;
   Piece piece;
   while (cursor.next(p, piece)) {
     work.begin_tile(piece, cursor.now);
+    const bool whole = piece.begins && piece.ends, last = cursor.is_last();
+    if (!whole) tiles.note(last, warp, lane, shared_tile<kRows>(p, shares, cursor, piece, warps, end), piece.begins);
     work.pages(stream, piece.page_begin, piece.page_end);
-    if (piece.begins && piece.ends) {
+    if (whole) {
       work.write_rows(piece, cursor.now);
-    } else if (!cursor.is_last()) {
+    } else if (!last) {
       float* const at = p.early + std::uint64_t{unit} * partial_floats(kRows, kD);
       work.write_state(at, at + kRows, at + 2 * kRows, kD, kRows);
-      ends_early = true;
-      if (warp == 0 && lane == 0) tiles.first = shared_tile<kRows>(p, shares, cursor, piece, warps, end);
     } else {
-      kept = shared_tile<kRows>(p, shares, cursor, piece, warps, end);
-      begins = piece.begins;
       auto* const outs = reinterpret_cast<float*>(shared + warp * own_bytes);
       work.write_state(outs + kRows * kStateStride<kD>, outs + kRows * (kStateStride<kD> + 1), outs, kStateStride<kD>,
-                       kept.rows);
+                       tiles.tile[warp].rows);
     }
     cursor.step();
-  }
-  if (lane == 0) {
-    tiles.tile[warp] = kept;
-    tiles.begins[warp] = begins;
-    tiles.ends_early[warp] = ends_early;
   }
   __syncthreads();
   join_block<kD, kRows>(p, tiles, reinterpret_cast<float*>(shared), own_bytes / 4, warps);

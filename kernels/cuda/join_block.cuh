@@ -15,15 +15,35 @@ namespace kvq::cuda {
 template <std::uint32_t kD>
 inline constexpr std::uint32_t kStateStride = kD + 4;
 
-// What the warps of a block have kept.
+// What the warps of a block keep for it.
 struct BlockTiles {
-  SharedTile tile[kMaxWarps];  // of the unit's last piece; rows 0: it had none to keep
+  SharedTile tile[kMaxWarps];  // of the unit's last piece; rows 0: it has none to keep
   SharedTile first;            // the tile that ends early in the block's first unit, if that did not begin it
   bool begins[kMaxWarps];      // whether that last piece begins its tile
-  bool ends_early[kMaxWarps];  // whether the unit's first piece ended a tile that the unit before had begun
+  bool ends_early[kMaxWarps];  // whether the unit's first piece ends a tile that the unit before has begun
+  Arrivals arrivals;
+
+  __device__ void init(std::uint32_t warp, std::uint32_t lane) {
+    if (lane != 0) return;
+    tile[warp].rows = 0;
+    begins[warp] = ends_early[warp] = false;
+    if (warp == 0) arrivals.tile[0].rows = arrivals.tile[1].rows = 0;
+  }
+
+  // All lanes of a warp: a piece that is not the whole of its tile, the unit's last one or not.
+  __device__ void note(bool last, std::uint32_t warp, std::uint32_t lane, const SharedTile& of, bool begins_tile) {
+    if (lane == 0 && last) {
+      tile[warp] = of;
+      begins[warp] = begins_tile;
+    } else if (lane == 0) {
+      ends_early[warp] = true;
+      if (warp == 0) first = of;
+    }
+    __syncwarp();
+  }
 };
 
-static_assert(sizeof(BlockTiles) + sizeof(Arrivals) <= kStaticBytes);
+static_assert(sizeof(BlockTiles) <= kStaticBytes);
 
 // The piece's tile as other units see it. Called before the cursor steps on; `end` is where the unit ends.
 template <std::uint32_t kRows>
@@ -47,17 +67,17 @@ __device__ inline void join_warps(const AttendParams& p, const SharedTile& tile,
                                        std::uint64_t{partial_floats(kRows, kD)};
   for (std::uint32_t i = threadIdx.x * 4; i < tile.rows * kD; i += blockDim.x * 4) {
     const std::uint32_t row = i / kD, channel = i % kD;
-    JoinedRow joined;
-#pragma unroll 2
-    for (std::uint32_t w = leader; w < end; ++w) {
+    JoinedRow part_of[kMaxWarps + 1];
+#pragma unroll
+    for (std::uint32_t w = 0; w < kMaxWarps; ++w) {
+      if (w < leader || w >= end) continue;
       const float* const state = states + w * stride;
-      joined.add(state[kRows * kStateStride<kD> + row], state[kRows * kStateStride<kD> + kRows + row],
-                 *reinterpret_cast<const float4*>(state + row * kStateStride<kD> + channel));
+      part_of[w] = {state[kRows * kStateStride<kD> + row], state[kRows * kStateStride<kD> + kRows + row],
+                    *reinterpret_cast<const float4*>(state + row * kStateStride<kD> + channel)};
     }
-    if (early != kNoUnit) {
-      joined.add(__ldcg(written + row), __ldcg(written + kRows + row),
-                 __ldcg(reinterpret_cast<const float4*>(written + 2 * kRows + row * kD + channel)));
-    }
+    if (early != kNoUnit) part_of[kMaxWarps] = read_part<kD, kRows>(written, row, channel);
+    JoinedRow joined;
+    joined.add(part_of);
     if (tile.blocks == 1) {
       joined.finish(p, tile, row, channel);
     } else {
@@ -69,32 +89,34 @@ __device__ inline void join_warps(const AttendParams& p, const SharedTile& tile,
 
 // All threads, after a barrier. Warp w's state begins at states + w * stride.
 template <std::uint32_t kD, std::uint32_t kRows>
-__device__ inline void join_block(const AttendParams& p, const BlockTiles& kept, float* states, std::uint32_t stride,
+__device__ inline void join_block(const AttendParams& p, BlockTiles& kept, float* states, std::uint32_t stride,
                                   std::uint32_t warps) {
-  __shared__ Arrivals arrivals;
-  const std::uint32_t first_unit = blockIdx.x * warps;
+  const std::uint32_t lane = threadIdx.x % 32, first_unit = blockIdx.x * warps;
+  const bool is_warp = lane < warps;
+  const unsigned keeps = __ballot_sync(kAllLanes, is_warp && kept.tile[lane].rows != 0);
+  const unsigned begins = __ballot_sync(kAllLanes, is_warp && kept.begins[lane]);
+  const unsigned ends_early = __ballot_sync(kAllLanes, is_warp && kept.ends_early[lane]);
   bool any = false;
-  if (threadIdx.x < 2) arrivals.tile[threadIdx.x].rows = 0;
-  __syncthreads();
+  // Bit 0: the tile from an earlier block that ends early in the first unit, which keeps nothing of it; bit w + 1: the
+  // one that warp w leads.
 #pragma unroll 1
-  for (std::int32_t leader = kept.ends_early[0] ? -1 : 0; leader < static_cast<std::int32_t>(warps); ++leader) {
-    const bool from_before = leader < 0;  // and ending in the first unit, which keeps nothing of it
-    const SharedTile& tile = from_before ? kept.first : kept.tile[leader];
-    if (tile.rows == 0 || (leader > 0 && !kept.begins[leader])) continue;
-    std::uint32_t end = leader + 1;
-    while (!from_before && end < warps && kept.tile[end].rows != 0 && !kept.begins[end]) ++end;
-    const bool early = end < warps && kept.ends_early[end];
-    join_warps<kD, kRows>(p, tile, states, stride, from_before ? end : leader, end, early ? first_unit + end : kNoUnit);
+  for (unsigned tiles = (keeps & (begins | 1)) << 1 | (ends_early & 1); tiles != 0; tiles &= tiles - 1) {
+    const auto after = static_cast<std::uint32_t>(__ffs(static_cast<int>(tiles)) - 1);
+    const SharedTile& tile = after == 0 ? kept.first : kept.tile[after - 1];
+    const unsigned with = (keeps & ~begins) >> after;
+    const std::uint32_t end = after == 0 ? 0 : after + static_cast<std::uint32_t>(__ffs(static_cast<int>(~with)) - 1);
+    const bool early = ((ends_early >> end) & 1) != 0;
+    join_warps<kD, kRows>(p, tile, states, stride, after == 0 ? 0 : after - 1, end, early ? first_unit + end : kNoUnit);
     if (tile.blocks == 1) continue;
     any = true;
-    if (threadIdx.x == 0) arrivals.tile[tile.first_block == blockIdx.x ? 1 : 0] = tile;
+    if (threadIdx.x == 0) kept.arrivals.tile[tile.first_block == blockIdx.x ? 1 : 0] = tile;
   }
   if (!any) return;
-  arrivals.announce(p);
+  kept.arrivals.announce(p);
 #pragma unroll 1
   for (std::uint32_t i = 0; i < 2; ++i) {
-    if (!arrivals.last[i]) continue;
-    join_blocks<kD, kRows>(p, arrivals.tile[i], reinterpret_cast<JoinedRow*>(states));
+    if (!kept.arrivals.last[i]) continue;
+    join_blocks<kD, kRows>(p, kept.arrivals.tile[i], reinterpret_cast<JoinedRow*>(states));
     __syncthreads();
   }
 }

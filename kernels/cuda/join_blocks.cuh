@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/cuda/finish_row.cuh"
+#include "kernels/cuda/memory.cuh"
 
 namespace kvq::cuda {
 
@@ -21,6 +22,30 @@ struct SharedTile {
 struct JoinedRow {
   float reference = kNothing, sum = 0;
   float4 out{};
+
+  // Several at once; those that are not there are as they were made.
+  template <std::uint32_t kCount>
+  __device__ __forceinline__ void add(const JoinedRow (&others)[kCount]) {
+    float top = reference;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kCount; ++i) top = fmaxf(top, others[i].reference);
+    scale(reference == kNothing ? 0 : exp2_fast(reference - top));
+#pragma unroll
+    for (std::uint32_t i = 0; i < kCount; ++i) {
+      const float take = others[i].reference == kNothing ? 0 : exp2_fast(others[i].reference - top);
+      sum = fmaf(others[i].sum, take, sum);
+      out.x = fmaf(others[i].out.x, take, out.x);
+      out.y = fmaf(others[i].out.y, take, out.y);
+      out.z = fmaf(others[i].out.z, take, out.z);
+      out.w = fmaf(others[i].out.w, take, out.w);
+    }
+    reference = top;
+  }
+
+  __device__ __forceinline__ void scale(float by) {
+    sum *= by;
+    out.x *= by, out.y *= by, out.z *= by, out.w *= by;
+  }
 
   __device__ __forceinline__ void add(float other, float other_sum, const float4& other_out) {
     const float top = fmaxf(reference, other);
@@ -46,18 +71,25 @@ static_assert(kMaxBlocks <= kCountMask);
 
 // How many blocks had arrived at `counter` before this one.
 __device__ inline std::uint32_t arrive(unsigned long long* counter) {
-  unsigned long long seen = atomicAdd(counter, 1);
+  unsigned long long seen = add_in_order(counter, 1);
   while ((seen & ~kCountMask) != kMark) {
     // Never used before: nobody's count is in it, and what was just added to it is not one either. From here on nothing
     // is added before the mark is there, or two blocks could keep each other from setting it.
     seen = *static_cast<volatile unsigned long long*>(counter);
     if ((seen & ~kCountMask) == kMark) {
-      seen = atomicAdd(counter, 1);
+      seen = add_in_order(counter, 1);
     } else if (atomicCAS(counter, seen, kMark | 1) == seen) {
       return 0;
     }
   }
   return static_cast<std::uint32_t>(seen & kCountMask);
+}
+
+// Four channels of a row of a partial state.
+template <std::uint32_t kD, std::uint32_t kRows>
+__device__ __forceinline__ JoinedRow read_part(const float* part, std::uint32_t row, std::uint32_t channel) {
+  return {__ldcg(part + row), __ldcg(part + kRows + row),
+          __ldcg(reinterpret_cast<const float4*>(part + 2 * kRows + row * kD + channel))};
 }
 
 // In shared memory.
@@ -72,16 +104,16 @@ struct Arrivals {
       const SharedTile& mine = tile[threadIdx.x];
       bool is_last = false;
       if (mine.rows != 0) {
-        __threadfence();  // for what all threads have written before the barrier
         is_last = arrive(p.arrivals + mine.first_block) + 1 == mine.blocks;
         if (is_last) p.arrivals[mine.first_block] = kMark;
-        __threadfence();
       }
       last[threadIdx.x] = is_last;
     }
     __syncthreads();
   }
 };
+
+inline constexpr std::uint32_t kPartsAtOnce = 8;
 
 // All threads. `scratch` has room for one state a thread.
 template <std::uint32_t kD, std::uint32_t kRows>
@@ -92,12 +124,18 @@ __device__ inline void join_blocks(const AttendParams& p, const SharedTile& tile
   for (std::uint32_t item = first; item < items && split < splits; item += splits == 1 ? blockDim.x : items) {
     const std::uint32_t row = item / (kD / 4), channel = item % (kD / 4) * 4;
     JoinedRow joined;
-#pragma unroll 8
-    for (std::uint32_t i = split; i < tile.blocks; i += splits) {
-      const float* const part =
-          p.partials + (2 * (tile.first_block + i) + (i == 0 ? 1u : 0u)) * std::uint64_t{partial_floats(kRows, kD)};
-      joined.add(__ldcg(part + row), __ldcg(part + kRows + row),
-                 __ldcg(reinterpret_cast<const float4*>(part + 2 * kRows + row * kD + channel)));
+#pragma unroll 1
+    for (std::uint32_t begin = split; begin < tile.blocks; begin += kPartsAtOnce * splits) {
+      JoinedRow parts[kPartsAtOnce];
+#pragma unroll
+      for (std::uint32_t n = 0; n < kPartsAtOnce; ++n) {
+        const std::uint32_t i = begin + n * splits;
+        if (i >= tile.blocks) break;
+        parts[n] = read_part<kD, kRows>(
+            p.partials + (2 * (tile.first_block + i) + (i == 0 ? 1u : 0u)) * std::uint64_t{partial_floats(kRows, kD)},
+            row, channel);
+      }
+      joined.add(parts);
     }
     if (splits == 1) {
       joined.finish(p, tile, row, channel);

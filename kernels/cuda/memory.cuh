@@ -56,6 +56,13 @@ __device__ __forceinline__ void let_next_launch_begin() {
 #endif
 }
 
+// What all threads have written before a barrier is seen by who has seen this addition, and the other way round.
+__device__ __forceinline__ unsigned long long add_in_order(unsigned long long* at, unsigned long long by) {
+  unsigned long long before;
+  asm volatile("atom.add.acq_rel.gpu.global.u64 %0,[%1],%2;" : "=l"(before) : "l"(at), "l"(by) : "memory");
+  return before;
+}
+
 // A barrier whose phases have so many arrivals. One thread prepares it; prepared_barriers() shows it to the copies.
 __device__ __forceinline__ void prepare_barrier(std::uint32_t barrier, std::uint32_t arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -119,13 +126,6 @@ __device__ __forceinline__ void bulk_copy(std::uint32_t to, std::uint64_t from, 
                  "l"(from), "r"(bytes), "r"(barrier)
                  : "memory");
   }
-#endif
-}
-
-// One lane: has bytes brought to the second-level cache. A hint: an address that nothing is mapped to does no harm.
-__device__ __forceinline__ void prefetch_l2(std::uint64_t from, std::uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0],%1;" ::"l"(from), "r"(bytes) : "memory");
 #endif
 }
 

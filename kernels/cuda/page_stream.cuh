@@ -29,24 +29,40 @@ class PageStream {
     while (step_ != Step::blocks && !is_over()) look_further();
   }
 
-  // Fills the ring; `early` only with pages that cannot change any more, as far as they come first.
-  __device__ void begin(const Ring& ring, bool early) {
+  // Fills what is left of the ring.
+  __device__ void begin(const Ring& ring) {
     if (begun_ == 0) ring_ = ring;
 #pragma unroll 1
     for (; begun_ < ring_.stages; ++begun_) {
-      if (early && !(take_window() && next_is_whole())) return;
       const std::uint32_t stage = ring_.stage + begun_;
-      fill(stage < ring_.stages ? stage : stage - ring_.stages, !early);
+      fill(stage < ring_.stages ? stage : stage - ring_.stages);
     }
   }
 
-  // Whether what look() has found is still so, now that nothing changes it.
-  __device__ bool confirm() {
-    bool same = true;
+  // Fills the ring with pages that cannot change any more, as far as they come first. Each lane asks for its own.
+  __device__ void begin_early(const Ring& ring) {
+    ring_ = ring;
+    if (!take_window()) return;
+    begun_ = min(min(ring_.stages, count_), static_cast<std::uint32_t>(__ffs(static_cast<int>(~whole_)) - 1));
+    const std::uint32_t stage = ring_.stage + lane_;
+    if (lane_ < begun_) {
+      ring_.template start<kOnce>(stage < ring_.stages ? stage : stage - ring_.stages,
+                                  copy_of(Kind::int4, window_ & ~kKindMask, 0), lane_, lane_);
+    }
+    used_ = begun_;
+    kinds_ = 0x1111u * static_cast<std::uint32_t>(Kind::int4);
+  }
+
+  // The number of a lane's page once more, for confirm().
+  __device__ std::int32_t ask_again() const {
+    if (lane_ >= ahead_count_ || beyond_) return number_;
+    return __ldcg(p_.tables + ahead_sequence_ * p_.table_stride + ahead_page_ + lane_);
+  }
+
+  // Whether what look() has found is still so for all lanes, now that nothing changes it; `same` is so for this one.
+  __device__ bool confirm(std::int32_t number, bool same) {
     if (lane_ < ahead_count_) {
-      const std::int32_t number =
-          beyond_ ? number_ : __ldcg(p_.tables + ahead_sequence_ * p_.table_stride + ahead_page_ + lane_);
-      same = number == number_ && (ahead_ & kKindMask) != static_cast<std::uint64_t>(Kind::fault);
+      same = same && number == number_ && (ahead_ & kKindMask) != static_cast<std::uint64_t>(Kind::fault);
       if (p_.pages.aliases != nullptr) {
         same = same && find_block(p_.pages, number, ahead_head_, ahead_sequence_, false) == ahead_;
       }
@@ -72,7 +88,7 @@ class PageStream {
   // The warp has read the piece; its stage takes another.
   __device__ __forceinline__ void release() {
     __syncwarp();
-    fill(ring_.stage, true);
+    fill(ring_.stage);
     ring_.advance();
   }
 
@@ -160,8 +176,8 @@ class PageStream {
 
   // Asks for the next piece, if there is one. The lookups go on by a step with each, and as far as they must at the end
   // of a window.
-  __device__ __forceinline__ void fill(std::uint32_t stage, bool looks) {
-    while (looks && step_ != Step::blocks && !is_over()) {
+  __device__ __forceinline__ void fill(std::uint32_t stage) {
+    while (step_ != Step::blocks && !is_over()) {
       look_further();
       if (used_ != count_) break;
     }

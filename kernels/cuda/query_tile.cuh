@@ -97,20 +97,15 @@ __device__ inline float fill_rows(const AttendParams& p, QueryTile<kD, kType, kT
   constexpr std::uint32_t kSteps = Tile::kSteps;
   float x[kSteps][4] = {};
   if (valid) read_row<kSteps>(p, row, lane % 4, x);
-  float largest = 0, wrong = 0;
+  std::uint32_t part[4] = {};  // bits without their sign ascend with the value; what is not finite is beyond all else
 #pragma unroll
   for (std::uint32_t k = 0; k < kSteps; ++k) {
 #pragma unroll
-    for (std::uint32_t i = 0; i < 4; ++i) {
-      largest = fmaxf(largest, fabsf(x[k][i]));
-      wrong += x[k][i] - x[k][i];  // zero, or NaN where x is not finite
-    }
+    for (std::uint32_t i = 0; i < 4; ++i) part[i] = max(part[i], __float_as_uint(x[k][i]) & 0x7fffffffu);
   }
-  for (int step = 1; step < 4; step <<= 1) {
-    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
-    wrong += __shfl_xor_sync(kAllLanes, wrong, step);
-  }
-  const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 128;
+  std::uint32_t largest = max(max(part[0], part[1]), max(part[2], part[3]));
+  for (int step = 1; step < 4; step <<= 1) largest = max(largest, __shfl_xor_sync(kAllLanes, largest, step));
+  const int exponent = static_cast<int>(largest >> 23) - 128;
   const int by = largest == 0 ? 0 : max(-100, min(100, exponent));
   const float down = copysignf(__uint_as_float(static_cast<std::uint32_t>(127 - by) << 23), p.scale_log2);
 #pragma unroll
@@ -138,7 +133,8 @@ __device__ inline float fill_rows(const AttendParams& p, QueryTile<kD, kType, kT
       store_shared4(at + Tile::kDenseAt + Tile::kPlaneBytes, {plane[0], plane[1], plane[2], plane[3]});
     }
   }
-  return __uint_as_float(static_cast<std::uint32_t>(127 + by) << 23) + wrong;
+  constexpr std::uint32_t kInfinite = 0x7f800000;
+  return __uint_as_float(largest < kInfinite ? static_cast<std::uint32_t>(127 + by) << 23 : 0x7fffffffu);
 }
 
 }  // namespace kvq::cuda

@@ -1,9 +1,9 @@
 // How the work of a call is cut into equal shares, found by every warp for itself from the lengths on the device.
 //
-// Invariant: the work is one line of positions, in the order (sequence, KV head, tile, page); each tile has as many
-// positions as the pages that any tile of its sequence can see, at least one, so that all rows are written. Unit u owns
-// the positions [unit_begin(u), unit_begin(u + 1)). Nothing is stored: grid and workspace do not depend on batch or
-// lengths. Everything is read past the first-level cache, since a kernel looks twice (attend_kernel.cuh).
+// Invariant: the work is one line of positions, in the order (sequence, KV head, tile, page); each tile has at least as
+// many positions as the pages that any tile of its sequence can see, and at least one, so that all rows are written.
+// Unit u owns the positions [unit_begin(u), unit_begin(u + 1)). Nothing is stored: grid and workspace do not depend on
+// batch or lengths. Everything is read past the first-level cache, since a kernel looks twice (attend_kernel.cuh).
 #pragma once
 
 #include "kernels/cuda/attend_params.h"
@@ -38,13 +38,17 @@ struct Sequence {
   std::uint32_t cost;   // positions of each tile
 };
 
+// A tile takes a warp as long to begin and to finish as so many pages take to read. Where tiles are long that is
+// little, and round lengths are to end where units do.
+inline constexpr std::uint32_t kTileCost = 2, kLongTile = 64;
+
 template <std::uint32_t kRows>
-__device__ inline Sequence read_sequence(const AttendParams& p, std::uint32_t s) {
-  if (s >= p.batch) return {0, 0, 0, 0, 0};
+__device__ inline Sequence make_sequence(const AttendParams& p, std::int32_t length, std::int32_t first_query,
+                                         std::int32_t next_query) {
   Sequence q;
-  q.length = max(0, __ldcg(p.lengths + s));
-  q.first_query = __ldcg(p.query_starts + s);
-  q.queries = max(0, __ldcg(p.query_starts + s + 1) - q.first_query);
+  q.length = max(0, length);
+  q.first_query = first_query;
+  q.queries = max(0, next_query - first_query);
   q.tiles =
       static_cast<std::uint32_t>((std::uint64_t{static_cast<std::uint32_t>(q.queries)} * p.group + kRows - 1) / kRows);
   std::int64_t keys = q.length;
@@ -54,6 +58,7 @@ __device__ inline Sequence read_sequence(const AttendParams& p, std::uint32_t s)
     keys = min(keys, std::int64_t{p.window} + span + kPageTokens - 1);
   }
   q.cost = max(1u, static_cast<std::uint32_t>((keys + kPageTokens - 1) / kPageTokens));
+  if (q.cost < kLongTile) q.cost += kTileCost;
   return q;
 }
 
@@ -62,32 +67,79 @@ __device__ inline std::uint64_t sequence_work(const AttendParams& p, const Seque
 }
 
 __device__ inline std::uint64_t sum_over_warp(std::uint64_t x) {
+  if (__all_sync(kAllLanes, x >> 27 == 0)) return __reduce_add_sync(kAllLanes, static_cast<unsigned>(x));
   for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(kAllLanes, x, step);
   return x;
 }
 
-// All positions of the call. Lanes take sequences in turn; `mine` is what a lane has read of the first 32.
+// What the schedule reads of sequences: lane l has first + l, first + l + 32 and so on. They are asked for together,
+// since under load each answer takes microseconds.
+struct Lengths {
+  static constexpr std::uint32_t kEach = 4, kCount = 32 * kEach;
+  std::int32_t length[kEach], first_query[kEach], next_query[kEach];
+
+  __device__ static Lengths read(const AttendParams& p, std::uint32_t first, std::uint32_t lane) {
+    Lengths out;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kEach; ++i) {
+      const std::uint32_t s = first + 32 * i + lane;
+      out.length[i] = out.first_query[i] = out.next_query[i] = 0;
+      if (s >= p.batch) continue;
+      out.length[i] = __ldcg(p.lengths + s);
+      out.first_query[i] = __ldcg(p.query_starts + s);
+      out.next_query[i] = __ldcg(p.query_starts + s + 1);
+    }
+    return out;
+  }
+
+  template <std::uint32_t kRows>
+  __device__ Sequence sequence(const AttendParams& p, std::uint32_t i) const {
+    return make_sequence<kRows>(p, length[i], first_query[i], next_query[i]);
+  }
+
+  // Goes on with a number that stands for all that a lane has read: another one means other lengths or queries, the
+  // same one the same (but for one in 2^64).
+  __device__ std::uint64_t digest(std::uint64_t x, std::uint32_t count) const {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kEach; ++i) {
+      if (32 * i >= count) break;
+      x = (x ^ static_cast<std::uint32_t>(length[i])) * 0xbf58476d1ce4e5b9ull;
+      x = (x ^ (x >> 29) ^ static_cast<std::uint32_t>(first_query[i])) * 0x94d049bb133111ebull;
+      x = (x ^ (x >> 31) ^ static_cast<std::uint32_t>(next_query[i])) * 0x9e3779b97f4a7c15ull;
+    }
+    return x;
+  }
+};
+
+// All positions of the call, and each lane's digest of what they follow from. `lengths` becomes those of the first
+// sequences.
 template <std::uint32_t kRows>
-__device__ inline std::uint64_t total_work(const AttendParams& p, const Sequence& mine, std::uint32_t lane) {
-  std::uint64_t sum = sequence_work(p, mine);
+__device__ inline std::uint64_t total_work(const AttendParams& p, Lengths& lengths, std::uint64_t& digest,
+                                           std::uint32_t lane) {
+  std::uint64_t sum = 0;
+  digest = 0;
 #pragma unroll 1
-  for (std::uint32_t s = lane + 32; s < p.batch; s += 32) sum += sequence_work(p, read_sequence<kRows>(p, s));
+  for (std::uint32_t first = 0; first < p.batch; first += Lengths::kCount) {
+    const Lengths read = Lengths::read(p, first, lane);
+    if (first == 0) lengths = read;
+    digest = read.digest(digest, p.batch - first);
+#pragma unroll
+    for (std::uint32_t i = 0; i < Lengths::kEach; ++i) {
+      if (first + 32 * i >= p.batch) break;
+      sum += sequence_work(p, read.sequence<kRows>(p, i));
+    }
+  }
   return sum_over_warp(sum);
 }
 
-// Stands for all that the schedule reads: another sum means other lengths or queries, the same sum the same (but for
-// one in 2^64).
-__device__ inline std::uint64_t schedule_sum(const AttendParams& p, std::uint32_t lane) {
-  std::uint64_t sum = 0;
+// The digest alone.
+__device__ inline std::uint64_t digest_lengths(const AttendParams& p, std::uint32_t lane) {
+  std::uint64_t digest = 0;
 #pragma unroll 1
-  for (std::uint32_t s = lane; s < p.batch; s += 32) {
-    const auto length = static_cast<std::uint32_t>(__ldcg(p.lengths + s));
-    const auto start = static_cast<std::uint32_t>(__ldcg(p.query_starts + s + 1));
-    std::uint64_t x = ((std::uint64_t{length} << 32) | start) + (s + 1) * 0x9e3779b97f4a7c15ull;
-    x = (x ^ (x >> 31)) * 0xbf58476d1ce4e5b9ull;
-    sum += x ^ (x >> 29);
+  for (std::uint32_t first = 0; first < p.batch; first += Lengths::kCount) {
+    digest = Lengths::read(p, first, lane).digest(digest, p.batch - first);
   }
-  return sum_over_warp(sum) + static_cast<std::uint32_t>(__ldcg(p.query_starts));
+  return digest;
 }
 
 // The lane whose share of `work` has `position`, all lanes' shares being one line from `before` on; -1: it lies behind
@@ -119,26 +171,32 @@ struct Cursor {
   std::uint32_t sequence, head, tile, offset;
   Sequence now;
 
-  // Stands at `position`; all lanes search together, 32 sequences at a time. `mine` as for total_work().
-  __device__ void seek(const AttendParams& p, Sequence mine, std::uint64_t position, std::uint64_t count,
+  // Stands at `position`; all lanes search together, 32 sequences at a time. `lengths` as total_work() leaves them.
+  __device__ void seek(const AttendParams& p, const Lengths& first_lengths, std::uint64_t position, std::uint64_t count,
                        std::uint32_t lane) {
     left = count;
     sequence = head = tile = offset = 0;
     now.tiles = 0;
     if (count == 0) return;
+    Lengths lengths = first_lengths;
     std::uint64_t before = 0;
 #pragma unroll 1
-    for (std::uint32_t first = 0; first < p.batch; first += 32) {
-      if (first != 0) mine = read_sequence<kRows>(p, first + lane);
-      const int found = lane_of(sequence_work(p, mine), position, before);
-      if (found < 0) continue;
-      sequence = first + static_cast<std::uint32_t>(found);
-      now.length = __shfl_sync(kAllLanes, mine.length, found);
-      now.queries = __shfl_sync(kAllLanes, mine.queries, found);
-      now.first_query = __shfl_sync(kAllLanes, mine.first_query, found);
-      now.tiles = __shfl_sync(kAllLanes, mine.tiles, found);
-      now.cost = __shfl_sync(kAllLanes, mine.cost, found);
-      return place(position - before);
+    for (std::uint32_t first = 0; first < p.batch; first += Lengths::kCount) {
+      if (first != 0) lengths = Lengths::read(p, first, lane);
+#pragma unroll
+      for (std::uint32_t i = 0; i < Lengths::kEach; ++i) {
+        if (first + 32 * i >= p.batch) break;
+        const Sequence mine = lengths.sequence<kRows>(p, i);
+        const int found = lane_of(sequence_work(p, mine), position, before);
+        if (found < 0) continue;
+        sequence = first + 32 * i + static_cast<std::uint32_t>(found);
+        now.length = __shfl_sync(kAllLanes, mine.length, found);
+        now.queries = __shfl_sync(kAllLanes, mine.queries, found);
+        now.first_query = __shfl_sync(kAllLanes, mine.first_query, found);
+        now.tiles = __shfl_sync(kAllLanes, mine.tiles, found);
+        now.cost = __shfl_sync(kAllLanes, mine.cost, found);
+        return place(position - before);
+      }
     }
     left = 0;
   }
@@ -155,7 +213,8 @@ struct Cursor {
     if (left == 0) return false;
     while (now.tiles == 0) {
       if (++sequence >= p.batch) return false;
-      now = read_sequence<kRows>(p, sequence);
+      now = make_sequence<kRows>(p, __ldcg(p.lengths + sequence), __ldcg(p.query_starts + sequence),
+                                 __ldcg(p.query_starts + sequence + 1));
     }
     const std::uint32_t end = static_cast<std::uint32_t>(min(left + offset, std::uint64_t{now.cost}));
     std::uint32_t first, count;

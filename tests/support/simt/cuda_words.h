@@ -75,6 +75,10 @@ inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   }
   return value;
 }
+inline unsigned __reduce_add_sync(unsigned, unsigned value) {
+  for (std::uint32_t step = 16; step > 0; step /= 2) value += simt_shuffle("reduce", value, simt_lane() ^ step);
+  return value;
+}
 inline void __syncwarp(unsigned = 0) {
   kvq::simt::meet("syncwarp", nullptr, [](void* const*) {});
 }

@@ -16,6 +16,7 @@ inline std::uint64_t load_host_word(const std::uint64_t* at) { return *at; }
 inline void store_host_word(std::uint64_t* at, std::uint64_t word) { *at = word; }
 inline void wait_for_launch_before() { simt::wait_for_launch_before(); }
 inline void let_next_launch_begin() {}
+inline unsigned long long add_in_order(unsigned long long* at, unsigned long long by) { return atomicAdd(at, by); }
 inline void prepare_barrier(std::uint32_t barrier, std::uint32_t arrivals) { simt::prepare_barrier(barrier, arrivals); }
 inline void arrive_barrier(std::uint32_t barrier) { simt::arrive(barrier); }
 inline void prepared_barriers() {}
