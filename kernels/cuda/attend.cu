@@ -58,14 +58,9 @@ Shape choose_shape(const DeviceInfo& device, const PageTable& pages, const Layer
   shape.slot_bytes =
       std::max(shape.slot_bytes, static_cast<std::uint32_t>(round_up(tile_rows(d, wide) * (d + 6) * 2, 128)));
   for (const LayerFormat& format : pages.formats) {
-    if (format.format == Format::int4) shape.slot_bytes = std::max(shape.slot_bytes, format.head_bytes);
-    if (format.format == Format::k8v4) {
-      shape.slot_bytes = std::max(shape.slot_bytes, block_offsets(Format::k8v4, d).v);
-    }
-    if (const std::uint32_t kept = kept_channels(format.format); kept != 0) {  // as page_stream.cuh cuts them
-      const BlockOffsets at = block_offsets(format.format, d);
-      shape.slot_bytes = std::max(shape.slot_bytes, at.v + at.end - at.channels);
-    }
+    if (format.format == Format::none || format.format == Format::dense) continue;
+    const bool halves = format.format == Format::k8v4 && halves_pages(tile_rows(d, wide) / 8, d);
+    shape.slot_bytes = std::max(shape.slot_bytes, halves ? block_offsets(Format::k8v4, d).v : format.head_bytes);
   }
   const std::uint32_t tiles = tile_rows(d, wide) / 8;
   shape.has_rest = spec.dtype == Dtype::fp16 ? q_type == Real::fp32 : q_type != Real::bf16;
@@ -140,8 +135,8 @@ Error launch_prefill(const DeviceInfo& device, const Launch& launch, PrefillKern
   const std::uint32_t units = device.multiprocessors;
   p.tails = static_cast<UnitTail*>(launch.workspace);
   p.partials = reinterpret_cast<float*>(static_cast<std::byte*>(launch.workspace) + tails_bytes(units));
-  const Error error = launch_early(device, launch.stream, {units, 1, 1}, prefill_threads(rows > kGroupRows), shape.shared_bytes,
-                                   "attend, the launch for many rows", kernel, p);
+  const Error error = launch_early(device, launch.stream, {units, 1, 1}, prefill_threads(rows > kGroupRows),
+                                   shape.shared_bytes, "attend, the launch for many rows", kernel, p);
   if (error.code != Errc::ok) return error;
   return launch_early(device, launch.stream,
                       {(units + kCombineUnits - 1) / kCombineUnits, std::min(rows, likely_rows), 1}, kCombineUnits * 32,

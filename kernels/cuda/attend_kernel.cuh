@@ -27,7 +27,8 @@ namespace kvq::cuda {
 template <std::uint32_t kD, Dtype kType, std::uint32_t kTiles, bool kPlain>
 struct Attender {
   static constexpr std::uint32_t kRows = 8 * kTiles;
-  using Stream = PageStream<kD, kRows, kTiles == kNarrowTiles>;
+  static constexpr bool kHalves = halves_pages(kTiles, kD);
+  using Stream = PageStream<kD, kRows, kTiles == kNarrowTiles, kHalves>;
 
   const AttendParams& p;
   const std::uint32_t lane;
@@ -106,38 +107,55 @@ struct Attender {
     if (kind >= Kind::null) return y.set(factor, kind == Kind::null ? 0.0f : __int_as_float(0x7fffffff));
     quantized_scores<kD, kType, kTiles, false>(query, at, factor, lane, y);
     y.settle();
-    kept_scores<kD, kType, kTiles>(query, at + block_offsets(Format::int4, kD).v, kind == Kind::int4_k4 ? 4 : 8, factor,
+    static_assert(block_offsets(Format::int4_k4, kD).channels == block_offsets(Format::int4_k8, kD).channels);
+    kept_scores<kD, kType, kTiles>(query, at + block_offsets(Format::int4_k4, kD).channels,
+                                   kept_channels(kind == Kind::int4_k4 ? Format::int4_k4 : Format::int4_k8), factor,
                                    lane, y.sums);
+  }
+
+  // Weights of a page of which only the values are to come.
+  struct Weights {
+    std::uint32_t weight[kTiles][4][2] = {};
+    float share[kTiles][2] = {};
+  };
+
+  // Any page that is not dense; `keep`: its values come by themselves.
+  __device__ __forceinline__ void other_page(Kind kind, std::uint32_t at, std::int32_t first_key, bool full,
+                                             Weights& keep) {
+    constexpr std::uint32_t kValues = block_offsets(Format::int4, kD).v,
+                            kWideValues = block_offsets(Format::k8v4, kD).v;
+    if (!kHalves || kind != Kind::values) {
+      PageScores<kTiles> y;
+      other_scores(kind, at, y);
+      bend(first_key, full, y);
+      page_weights<kD, kTiles>(state, y, keep.weight, keep.share);
+      if (kind >= Kind::null || (kHalves && kind == Kind::k8v4)) return;
+    }
+    const std::uint32_t values = kHalves && kind == Kind::values ? 0 : kind == Kind::k8v4 ? kWideValues : kValues;
+    quantized_values<kD, kTiles>(state, at + values, keep.weight, keep.share, lane);
   }
 
   // Pages [begin, end) of the tile, as the pieces come.
   __device__ __forceinline__ void pages(Stream& stream, std::uint32_t begin, std::uint32_t end) {
-    std::uint32_t weight[kTiles][4][2] = {}, part = 0;  // of the page
-    float share[kTiles][2] = {};
+    std::uint32_t part = 0;  // of the page
+    Weights keep;
 #pragma unroll 1
     for (std::uint32_t page = begin; page < end;) {
       const Kind kind = stream.kind();
       const auto first_key = static_cast<std::int32_t>(page * kPageTokens);
       const bool full = page - full_begin < full_count;
       const std::uint32_t at = stream.wait();
-      bool last = true;
       if (kind == Kind::int4) {
         int4_page(at, first_key, full);
       } else if (kind == Kind::dense) {
         dense_piece(at, first_key + static_cast<std::int32_t>(part * kPieceTokens), full);
-        last = part + 1 == kDensePieces;
-        part = last ? 0 : part + 1;
-      } else if (kind == Kind::values) {
-        quantized_values<kD, kTiles>(state, at, weight, share, lane);
+        part = (part + 1) % kDensePieces;
       } else {
-        PageScores<kTiles> y;
-        other_scores(kind, at, y);
-        bend(first_key, full, y);
-        page_weights<kD, kTiles>(state, y, weight, share);
-        last = kind >= Kind::null;
+        other_page(kind, at, first_key, full, keep);
+        part = kHalves && kind == Kind::k8v4;
       }
       stream.release();
-      page += last;
+      page += part == 0;
     }
   }
 

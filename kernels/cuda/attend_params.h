@@ -3,7 +3,8 @@
 // Invariant: plain data, passed by value; all that depends on lengths is read on the device. A *unit* is one warp with
 // an equal, contiguous share of the work; a *tile* is kRows rows of one (sequence, KV head), row r being query token r
 // / group and query head kv_head * group + r % group. Warps of a block that share a tile join their states in the
-// block, of blocks that share one the last joins what all have left. Many rows have kernels of their own (prefill_kernel.cuh).
+// block, of blocks that share one the last joins what all have left. Many rows have kernels of their own
+// (prefill_kernel.cuh).
 #pragma once
 
 #include <cstdint>
@@ -12,12 +13,14 @@
 
 namespace kvq::cuda {
 
-inline constexpr std::uint32_t kMaxWarps = 8;        // of a block; one block per multiprocessor
-inline constexpr std::uint32_t kMaxStages = 4;       // of a warp's ring
+inline constexpr std::uint32_t kMaxWarps = 8;   // of a block; one block per multiprocessor
+inline constexpr std::uint32_t kMaxStages = 4;  // of a warp's ring
 inline constexpr std::uint32_t kMaxBlocks = 255;
 inline constexpr std::uint32_t kNarrowTiles = 1;
 // Tiles of 8 rows that share each decoded fragment when there are many rows; what the registers hold.
 KVQ_HD constexpr std::uint32_t wide_tiles(std::uint32_t d) { return d <= 80 ? 4 : 2; }
+// Whether k8v4 pages come in two pieces, keys and values, since there is no room for two whole ones.
+KVQ_HD constexpr bool halves_pages(std::uint32_t tiles, std::uint32_t d) { return tiles != kNarrowTiles || d > 128; }
 // Whether registers hold the queries for quantized pages (query_tile.cuh).
 KVQ_HD constexpr bool holds_codes(std::uint32_t tiles, std::uint32_t d) { return tiles == kNarrowTiles && d <= 128; }
 inline constexpr std::uint32_t kStaticBytes = 512;  // of a block's shared memory, beside rings and queries

@@ -9,8 +9,7 @@
 
 namespace kvq::cuda {
 
-// What a reader finds: a format's number, or one of these.
-// `values` is the second piece of a page that comes in two.
+// What a reader finds: a format's number, or one of these. `values`: the second piece of a page that comes in two.
 enum class Kind : std::uint32_t {
   dense = 1,
   int4 = 2,
@@ -21,6 +20,7 @@ enum class Kind : std::uint32_t {
   fault = 7,
   values = 8
 };
+KVQ_HD constexpr bool is_quantized(Kind kind) { return kind >= Kind::int4 && kind <= Kind::k8v4; }
 static_assert(static_cast<std::uint32_t>(Kind::k8v4) == static_cast<std::uint32_t>(Format::k8v4));
 inline constexpr std::uint64_t kKindMask = 15;  // in the low bits of a block's address, which is a multiple of 128
 

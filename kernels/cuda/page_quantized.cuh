@@ -156,28 +156,40 @@ __device__ __forceinline__ void quantized_scores(const QueryTile<kD, kType, kTil
 }
 
 // What the channels that int4_kN keeps add to settled scores; `list` is where their numbers are, the keys behind them.
+// They are one k tile: rows of a channel's 64 keys, transposed, of which those that are not there repeat one that is
+// and meet a query of zero.
 template <std::uint32_t kD, Dtype kType, std::uint32_t kTiles>
 __device__ __forceinline__ void kept_scores(const QueryTile<kD, kType, kTiles>& q, std::uint32_t list,
                                             std::uint32_t count, const float (&factor)[kTiles][2], std::uint32_t lane,
                                             float (&y)[kTiles][4][4]) {
-  const std::uint32_t kept = list + kChannelListBytes;
-#pragma unroll 1
-  for (std::uint32_t i = 0; i < count; ++i) {
-    const std::uint32_t channel = load_shared_half(list + 2 * i);
-    if (channel >= kD) continue;  // unused
-    float key[8];
+  const std::uint32_t kept = list + kChannelListBytes, row = lane % 8;
+  const unsigned used = __ballot_sync(kAllLanes, lane < count && load_shared_half(list + 2 * row) < kD);
+  if (used == 0) return;
+  const std::uint32_t from =
+      ((used >> row) & 1) != 0 ? row : static_cast<std::uint32_t>(__ffs(static_cast<int>(used))) - 1;
+  const std::uint32_t channels = load_shared1(list + lane % 4 * 4);  // 2 t, 2 t + 1
+  Fragment keys[2];                                                  // tokens 0 .. 31, 32 .. 63
 #pragma unroll
-    for (std::uint32_t x = 0; x < 8; ++x) {
-      key[x] = element_value<kType>(load_shared_half(kept + 2 * (i * kPageTokens + 8 * x + lane / 4)));
+  for (std::uint32_t h = 0; h < 2; ++h)
+    keys[h] = load_matrices<true>(kept + 2 * (from * kPageTokens + 32 * h + lane / 8 * 8));
+#pragma unroll
+  for (std::uint32_t n = 0; n < kTiles; ++n) {
+    float sums[4][4] = {};
+    std::uint32_t whole = 0, rest = 0;
+#pragma unroll
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      if (((used >> (lane % 4 * 2 + i)) & 1) == 0) continue;
+      const std::uint32_t word = q.element(8 * n + lane / 4, (channels >> (16 * i)) & 0xffff);
+      whole |= std::uint32_t{load_shared_half(word)} << (16 * i);
+      if (q.has_rest) rest |= std::uint32_t{load_shared_half(word + q.kPlaneBytes)} << (16 * i);
     }
 #pragma unroll
-    for (std::uint32_t n = 0; n < kTiles; ++n) {
+    for (std::uint32_t m = 0; m < 4; ++m) {
+      const Fragment tokens{{keys[m / 2].r[m % 2 * 2], keys[m / 2].r[m % 2 * 2 + 1], 0, 0}};
+      mma<kType>(sums[m], tokens, whole, 0);
+      if (q.has_rest) mma<kType>(sums[m], tokens, rest, 0);
 #pragma unroll
-      for (std::uint32_t r = 0; r < 2; ++r) {
-        const float query = q.element(8 * n + lane % 4 * 2 + r, channel) * factor[n][r];
-#pragma unroll
-        for (std::uint32_t x = 0; x < 8; ++x) y[n][x / 2][x % 2 * 2 + r] += query * key[x];
-      }
+      for (std::uint32_t i = 0; i < 4; ++i) y[n][m][i] = fmaf(sums[m][i], factor[n][i & 1], y[n][m][i]);
     }
   }
 }

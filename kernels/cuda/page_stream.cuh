@@ -2,9 +2,9 @@
 // use.
 //
 // Invariant: the stream gives out pieces in the order of the unit's cursor; the consumer walks a cursor of its own and
-// always agrees with it. A dense page comes in four pieces of 16 tokens (their keys, then their values), one with more
-// than plain 4-bit keys in two (all of its keys, then its values), an int4 page whole. What has no bytes (the null
-// page, a fault) still takes a stage.
+// always agrees with it. A dense page comes in four pieces of 16 tokens (their keys, then their values), a quantized
+// one whole, or, where there is no room for it, its keys first. What has no bytes (the null page, a fault) still takes
+// a stage.
 #pragma once
 
 #include "kernels/cuda/page_lookup.cuh"
@@ -15,7 +15,8 @@ namespace kvq::cuda {
 
 inline constexpr std::uint32_t kDensePieces = 4, kPieceTokens = kPageTokens / kDensePieces;
 
-template <std::uint32_t kD, std::uint32_t kRows, bool kOnce>
+// kHalves: see halves_pages().
+template <std::uint32_t kD, std::uint32_t kRows, bool kOnce, bool kHalves>
 class PageStream {
  public:
   __device__ PageStream(const AttendParams& p, std::uint32_t lane) : p_(p), lane_(lane) {}
@@ -43,14 +44,14 @@ class PageStream {
   __device__ void begin_early(const Ring& ring) {
     ring_ = ring;
     if (!take_window()) return;
-    begun_ = min(min(ring_.stages, count_), static_cast<std::uint32_t>(__ffs(static_cast<int>(~whole_)) - 1));
-    const std::uint32_t stage = ring_.stage + lane_;
-    if (lane_ < begun_) {
-      ring_.template start<kOnce>(stage < ring_.stages ? stage : stage - ring_.stages,
-                                  copy_of(Kind::int4, window_ & ~kKindMask, 0), lane_, lane_);
-    }
+    const unsigned others = ~__ballot_sync(kAllLanes, is_whole(own_kind()));
+    begun_ = min(min(ring_.stages, count_), static_cast<std::uint32_t>(__ffs(static_cast<int>(others)) - 1));
+    if (lane_ < begun_) ring_.template start<kOnce>(lane_, copy_of(own_kind(), own_block(), 0), lane_, lane_);
     used_ = begun_;
-    kinds_ = 0x1111u * static_cast<std::uint32_t>(Kind::int4);
+#pragma unroll
+    for (std::uint32_t stage = 0; stage < kMaxStages; ++stage) {
+      kinds_ |= __shfl_sync(kAllLanes, static_cast<std::uint32_t>(own_kind()), stage) << (4 * stage);
+    }
   }
 
   // The number of a lane's page once more, for confirm().
@@ -137,28 +138,27 @@ class PageStream {
     }
   }
 
+  // A lane's page of the window.
+  __device__ Kind own_kind() const { return static_cast<Kind>(window_ & kKindMask); }
+  __device__ std::uint64_t own_block() const { return window_ & ~kKindMask; }
+
+  __device__ static constexpr bool is_whole(Kind kind) {
+    return is_quantized(kind) && !(kHalves && kind == Kind::k8v4);
+  }
+
+  __device__ static std::uint32_t block_bytes_of(Kind kind) {
+    return kind == Kind::int4      ? block_offsets(Format::int4, kD).end
+           : kind == Kind::int4_k4 ? block_offsets(Format::int4_k4, kD).end
+           : kind == Kind::int4_k8 ? block_offsets(Format::int4_k8, kD).end
+                                   : block_offsets(Format::k8v4, kD).end;
+  }
+
   __device__ static Copy copy_of(Kind kind, std::uint64_t block, std::uint32_t part) {
-    constexpr std::uint32_t kPieceBytes = kPieceTokens * kD * 2;
-    constexpr BlockOffsets at = block_offsets(Format::int4, kD), wide = block_offsets(Format::k8v4, kD);
-    switch (kind) {
-      case Kind::dense:
-        return {block + part * kPieceBytes, kPieceBytes, block + kPageTokens * kD * 2 + part * kPieceBytes,
-                kPieceBytes};
-      case Kind::int4:
-        return {block, at.end, 0, 0};
-      case Kind::int4_k4:
-      case Kind::int4_k8: {
-        const auto kept =
-            static_cast<std::uint32_t>(
-                (kind == Kind::int4_k4 ? block_offsets(Format::int4_k4, kD) : block_offsets(Format::int4_k8, kD)).end) -
-            at.end;
-        return part == 0 ? Copy{block, at.v, block + at.end, kept} : Copy{block + at.v, at.end - at.v, 0, 0};
-      }
-      case Kind::k8v4:
-        return part == 0 ? Copy{block, wide.v, 0, 0} : Copy{block + wide.v, wide.end - wide.v, 0, 0};
-      default:
-        return {0, 0, 0, 0};
-    }
+    constexpr std::uint32_t kPieceBytes = kPieceTokens * kD * 2, kKeys = block_offsets(Format::k8v4, kD).v;
+    if (is_whole(kind)) return {block, block_bytes_of(kind), 0, 0};
+    if (is_quantized(kind)) return {block + part * kKeys, part == 0 ? kKeys : block_bytes_of(kind) - kKeys, 0, 0};
+    if (kind != Kind::dense) return {0, 0, 0, 0};
+    return {block + part * kPieceBytes, kPieceBytes, block + kPageTokens * kD * 2 + part * kPieceBytes, kPieceBytes};
   }
 
   __device__ __forceinline__ bool take_window() {
@@ -168,11 +168,9 @@ class PageStream {
     count_ = ahead_count_;
     used_ = 0;
     step_ = Step::none;
-    whole_ = __ballot_sync(kAllLanes, (window_ & kKindMask) == static_cast<std::uint64_t>(Kind::int4));
+    int4_ = __ballot_sync(kAllLanes, own_kind() == Kind::int4);
     return true;
   }
-
-  __device__ __forceinline__ bool next_is_whole() const { return (whole_ >> used_) & 1; }
 
   // Asks for the next piece, if there is one. The lookups go on by a step with each, and as far as they must at the end
   // of a window.
@@ -184,13 +182,12 @@ class PageStream {
     if (!take_window()) return;
     Kind kind = Kind::int4;
     bool last = true;
-    if (next_is_whole()) {
-      ring_.template start<kOnce>(stage, copy_of(Kind::int4, window_ & ~kKindMask, 0), used_, lane_);
+    if (((int4_ >> used_) & 1) != 0) {  // what nearly all are
+      ring_.template start<kOnce>(stage, copy_of(Kind::int4, own_block(), 0), used_, lane_);
     } else {
-      kind = static_cast<Kind>(__shfl_sync(kAllLanes, static_cast<std::uint32_t>(window_ & kKindMask), used_));
-      ring_.template start<kOnce>(stage, copy_of(kind, window_ & ~kKindMask, part_), used_, lane_);
-      const std::uint32_t parts = kind == Kind::dense ? kDensePieces : kind < Kind::null ? 2u : 1u;
-      last = part_ + 1 == parts;
+      kind = static_cast<Kind>(__shfl_sync(kAllLanes, static_cast<std::uint32_t>(own_kind()), used_));
+      ring_.template start<kOnce>(stage, copy_of(kind, own_block(), part_), used_, lane_);
+      last = part_ + 1 == (kind == Kind::dense ? kDensePieces : kHalves && kind == Kind::k8v4 ? 2 : 1);
       if (part_ != 0 && kind != Kind::dense) kind = Kind::values;
       part_ = last ? 0 : part_ + 1;
     }
@@ -205,8 +202,8 @@ class PageStream {
   std::uint64_t window_ = 0, ahead_ = 0;  // one page for each lane: address and Kind
   std::int32_t number_ = 0;
   bool beyond_ = false, reports_ = false;
-  Step step_ = Step::none;   // of what comes after the window
-  std::uint32_t whole_ = 0;  // pages of the window that are int4
+  Step step_ = Step::none;  // of what comes after the window
+  std::uint32_t int4_ = 0;  // which pages of the window are that
   std::uint32_t count_ = 0, ahead_count_ = 0, used_ = 0, part_ = 0, kinds_ = 0;
   std::uint32_t page_ = 0, page_end_ = 0, sequence_ = 0, head_ = 0;
   std::uint32_t ahead_page_ = 0, ahead_sequence_ = 0, ahead_head_ = 0;

@@ -41,13 +41,11 @@ struct QueryTile {
     return load_shared4(base + kDenseAt + kPlaneBytes + tile * kTileBytes + pair * 512 + lane * 16);
   }
 
-  // One element, for the channels that int4_kN keeps.
-  __device__ float element(std::uint32_t row, std::uint32_t channel) const {
+  // Shared address of an element as dense() has it; kPlaneBytes further on is its rest, if there is one.
+  __device__ std::uint32_t element(std::uint32_t row, std::uint32_t channel) const {
     const std::uint32_t step = channel / 16, b = channel % 16 / 8, lane = 4 * (row % 8) + channel % 8 / 2;
-    const std::uint32_t word =
-        base + kDenseAt + row / 8 * kTileBytes + step / 2 * 512 + lane * 16 + (step % 2) * 8 + b * 4 + channel % 2 * 2;
-    const float whole = element_value<kType>(load_shared_half(word));
-    return has_rest ? whole + element_value<kType>(load_shared_half(word + kPlaneBytes)) : whole;
+    return base + kDenseAt + row / 8 * kTileBytes + step / 2 * 512 + lane * 16 + (step % 2) * 8 + b * 4 +
+           channel % 2 * 2;
   }
 };
 

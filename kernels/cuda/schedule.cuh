@@ -98,7 +98,8 @@ struct Lengths {
   }
 
   // Goes on with a number that stands for all that a lane has read: another one means other lengths or queries, the
-  // same one the same (but for one in 2^64).
+  // same one the same (but for one in 2^64). Sequences that are read again for their place are read behind this, so
+  // they are as old or newer; only a length that had changed and changed back in between would not show.
   __device__ std::uint64_t digest(std::uint64_t x, std::uint32_t count) const {
 #pragma unroll
     for (std::uint32_t i = 0; i < kEach; ++i) {
