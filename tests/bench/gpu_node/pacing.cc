@@ -106,11 +106,16 @@ void open_window(const Node& node, Decoders& decoders, Server& source, Load& loa
   const auto late = Clock::now() + kBacklog;
   Counts now = counts_of(node);
   while (now.int4_pages < before.int4_pages + parked) {
-    if (Clock::now() > late) throw std::runtime_error("handed out pages are not quantized 5 s later");
+    if (Clock::now() > late) {
+      throw std::runtime_error("5 s after " + std::to_string(parked) + " pages were handed out there are " +
+                               std::to_string(now.int4_pages) + " int4 pages, " + std::to_string(before.int4_pages) +
+                               " before: " + test::RawSession(node.socket()).status());
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     now = counts_of(node);
   }
   decoders.turn_window();
+  source.signal(SIGUSR1);
   load.seconds += seconds_since(began);
   load.pages += now.int4_pages - before.int4_pages;
   load.moves += now.transcodes - before.transcodes - (now.int4_pages - before.int4_pages);

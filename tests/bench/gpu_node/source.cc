@@ -62,14 +62,17 @@ int source(const Arguments& arguments) {
   const std::chrono::milliseconds window(arguments.number("window-ms", 5000));
   Llama llama(arguments.text("socket"), 2);
   Source pages(llama, static_cast<std::size_t>(bytes / kBytes));
+  const auto say = [](const std::string& what) {
+    begun = 0;
+    std::cout << what << std::endl;
+    while (begun == 0 && stopped == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+  };
   while (stopped == 0) {
     pages.fill();
     llama.synchronize();
-    begun = 0;
-    std::cout << "ready" << std::endl;
-    while (begun == 0 && stopped == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    say("ready");
     const std::uint64_t parked = pages.park(bytes_per_s, window);
-    std::cout << "spent\n" << nlohmann::json{{"pages", parked}}.dump() << std::endl;
+    say("spent\n" + nlohmann::json{{"pages", parked}}.dump());  // it has them until they were counted
   }
   return 0;
 }
