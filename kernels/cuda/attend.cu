@@ -29,7 +29,7 @@ Error check_call(const AttentionCall& call) {
   return {};
 }
 
-std::uint32_t tile_rows(std::uint32_t d, bool wide) { return 8 * (wide ? wide_tiles(d) : kNarrowTiles); }
+std::uint32_t tile_rows(bool wide) { return 8 * (wide ? kWideTiles : kNarrowTiles); }
 
 std::uint32_t blocks_of(const DeviceInfo& device) { return std::min(device.multiprocessors, kMaxBlocks); }
 
@@ -39,7 +39,7 @@ std::size_t tails_bytes(std::uint32_t units) { return round_up(units * sizeof(Un
 
 std::size_t layer_workspace(const DeviceInfo& device, std::uint32_t d) {
   const std::size_t blocks = blocks_of(device), row_bytes = (d + 2) * sizeof(float);
-  const std::size_t few = arrivals_bytes(device) + blocks * (2 + kMaxWarps) * tile_rows(d, true) * row_bytes;
+  const std::size_t few = arrivals_bytes(device) + blocks * (2 + kMaxWarps) * tile_rows(true) * row_bytes;
   const std::size_t many =
       tails_bytes(device.multiprocessors) + device.multiprocessors * 2 * prefill_rows(true) * row_bytes;
   return std::max(few, many);
@@ -56,13 +56,13 @@ Shape choose_shape(const DeviceInfo& device, const PageTable& pages, const Layer
   Shape shape;
   shape.slot_bytes = kPageTokens * d;  // a quarter of a dense block; two hold a tile's outputs
   shape.slot_bytes =
-      std::max(shape.slot_bytes, static_cast<std::uint32_t>(round_up(tile_rows(d, wide) * (d + 6) * 2, 128)));
+      std::max(shape.slot_bytes, static_cast<std::uint32_t>(round_up(tile_rows(wide) * (d + 6) * 2, 128)));
   for (const LayerFormat& format : pages.formats) {
     if (format.format == Format::none || format.format == Format::dense) continue;
-    const bool halves = format.format == Format::k8v4 && halves_pages(tile_rows(d, wide) / 8, d);
+    const bool halves = format.format == Format::k8v4 && halves_pages(tile_rows(wide) / 8, d);
     shape.slot_bytes = std::max(shape.slot_bytes, halves ? block_offsets(Format::k8v4, d).v : format.head_bytes);
   }
-  const std::uint32_t tiles = tile_rows(d, wide) / 8;
+  const std::uint32_t tiles = tile_rows(wide) / 8;
   shape.has_rest = spec.dtype == Dtype::fp16 ? q_type == Real::fp32 : q_type != Real::bf16;
   const std::uint32_t planes = 1 + (spec.dtype == Dtype::bf16 && !holds_codes(tiles, d)) + shape.has_rest;
   shape.query_bytes = planes * tiles * ((d / 16 + 1) / 2) * 512;
@@ -70,7 +70,7 @@ Shape choose_shape(const DeviceInfo& device, const PageTable& pages, const Layer
     return warps * (stages * shape.slot_bytes + shape.query_bytes + kMaxStages * 8);
   };
   const std::uint32_t room = device.shared_bytes - kStaticBytes;
-  shape.warps = kMaxWarps;
+  shape.warps = block_warps(d, tiles);
   while (shape.warps > 0 && bytes(shape.warps, shape.stages) > room) --shape.warps;
   while (shape.stages < kMaxStages && bytes(shape.warps, shape.stages + 1) <= room) ++shape.stages;
   // More than half, so that a block of the next call never joins one of this on its multiprocessor.
@@ -190,7 +190,7 @@ Result<void> attend(const AttentionCall& call, const Launch& launch) {
   const std::uint64_t likely_rows = std::uint64_t{launch.max_query_tokens} * group;
   const bool wide = likely_rows == 0 || likely_rows > 8 * kNarrowTiles;
   Shape shape;
-  std::uint32_t rows = tile_rows(d, wide);
+  std::uint32_t rows = tile_rows(wide);
   const PrefillKernel prefill = choose_prefill(*device, pages, call, likely_rows, shape, rows);
   const AttendKernel kernel =
       prefill != nullptr ? nullptr : find_kernel(d, {spec.dtype, wide, call.softcap == 0 && call.alibi == nullptr});

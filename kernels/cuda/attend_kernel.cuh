@@ -202,7 +202,8 @@ struct Attender {
 };
 
 template <std::uint32_t kD, Dtype kType, std::uint32_t kTiles, bool kPlain>
-__global__ void __launch_bounds__(kMaxWarps * 32, 1) attend_kernel(const __grid_constant__ AttendParams p) {
+__global__ void __launch_bounds__(block_warps(kD, kTiles) * 32, 1)
+    attend_kernel(const __grid_constant__ AttendParams p) {
   std::byte* const shared = dynamic_shared<128>();
   constexpr std::uint32_t kRows = 8 * kTiles;
   using Work = Attender<kD, kType, kTiles, kPlain>;

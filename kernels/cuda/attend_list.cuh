@@ -11,7 +11,7 @@ namespace kvq::cuda {
 
 template <std::uint32_t kD, Dtype kType, bool kPlainToo>
 AttendKernel kernel_of(const Variant& variant) {
-  if (variant.wide) return attend_kernel<kD, kType, wide_tiles(kD), false>;
+  if (variant.wide) return attend_kernel<kD, kType, kWideTiles, false>;
   if constexpr (kPlainToo) {
     if (variant.plain) return attend_kernel<kD, kType, kNarrowTiles, true>;
   }

@@ -13,12 +13,16 @@
 
 namespace kvq::cuda {
 
-inline constexpr std::uint32_t kMaxWarps = 8;   // of a block; one block per multiprocessor
 inline constexpr std::uint32_t kMaxStages = 4;  // of a warp's ring
 inline constexpr std::uint32_t kMaxBlocks = 255;
-inline constexpr std::uint32_t kNarrowTiles = 1;
-// Tiles of 8 rows that share each decoded fragment when there are many rows; what the registers hold.
-KVQ_HD constexpr std::uint32_t wide_tiles(std::uint32_t d) { return d <= 80 ? 4 : 2; }
+// Tiles of 8 rows that share each decoded fragment when there are few rows and many; more are beyond the registers.
+inline constexpr std::uint32_t kNarrowTiles = 1, kWideTiles = 2;
+// Warps of a block, of which there is one per multiprocessor: as many as have registers enough. A page of a small head
+// is little work with as many waits.
+KVQ_HD constexpr std::uint32_t block_warps(std::uint32_t d, std::uint32_t tiles) {
+  return d <= 64 && tiles == kNarrowTiles ? 12 : 8;
+}
+inline constexpr std::uint32_t kMaxWarps = block_warps(64, kNarrowTiles);
 // Whether k8v4 pages come in two pieces, keys and values, since there is no room for two whole ones.
 KVQ_HD constexpr bool halves_pages(std::uint32_t tiles, std::uint32_t d) { return tiles != kNarrowTiles || d > 128; }
 // Whether registers hold the queries for quantized pages (query_tile.cuh).

@@ -12,7 +12,7 @@ using AttendKernel = void (*)(AttendParams);
 
 struct Variant {
   Dtype dtype;
-  bool wide;   // wide_tiles(d) row tiles in place of one
+  bool wide;   // kWideTiles row tiles in place of one
   bool plain;  // no soft cap, no ALiBi
 };
 

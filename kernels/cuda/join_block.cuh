@@ -62,20 +62,21 @@ __device__ inline SharedTile shared_tile(const AttendParams& p, const Shares& sh
 template <std::uint32_t kD, std::uint32_t kRows>
 __device__ inline void join_warps(const AttendParams& p, const SharedTile& tile, const float* states,
                                   std::uint32_t stride, std::uint32_t leader, std::uint32_t end, std::uint32_t early) {
+  constexpr std::uint32_t kWarps = block_warps(kD, kRows / 8);
   const float* const written = p.early + std::uint64_t{early} * partial_floats(kRows, kD);
   float* const part = p.partials + (2 * blockIdx.x + (tile.first_block == blockIdx.x ? 1u : 0u)) *
                                        std::uint64_t{partial_floats(kRows, kD)};
   for (std::uint32_t i = threadIdx.x * 4; i < tile.rows * kD; i += blockDim.x * 4) {
     const std::uint32_t row = i / kD, channel = i % kD;
-    JoinedRow part_of[kMaxWarps + 1];
+    JoinedRow part_of[kWarps + 1];
 #pragma unroll
-    for (std::uint32_t w = 0; w < kMaxWarps; ++w) {
+    for (std::uint32_t w = 0; w < kWarps; ++w) {
       if (w < leader || w >= end) continue;
       const float* const state = states + w * stride;
       part_of[w] = {state[kRows * kStateStride<kD> + row], state[kRows * kStateStride<kD> + kRows + row],
                     *reinterpret_cast<const float4*>(state + row * kStateStride<kD> + channel)};
     }
-    if (early != kNoUnit) part_of[kMaxWarps] = read_part<kD, kRows>(written, row, channel);
+    if (early != kNoUnit) part_of[kWarps] = read_part<kD, kRows>(written, row, channel);
     JoinedRow joined;
     joined.add(part_of);
     if (tile.blocks == 1) {
