@@ -90,7 +90,8 @@ class Decoders {
 
 struct Load {
   double gb_s = 0, seconds = 0;  // wanted; of all windows
-  std::uint64_t pages = 0, moves = 0, windows = 0;
+  std::uint64_t pages = 0, windows = 0;
+  std::int64_t moves = 0;  // other transcodes that ended in the windows
 
   double achieved_gb_s() const { return static_cast<double>(pages) * kDensePageBytes / 1e9 / seconds; }
 };
@@ -105,7 +106,8 @@ void open_window(const Node& node, Decoders& decoders, Server& source, Load& loa
   const std::uint64_t parked = source.next()["pages"];
   const auto late = Clock::now() + kBacklog;
   Counts now = counts_of(node);
-  while (now.int4_pages < before.int4_pages + parked) {
+  // A page counts as int4 from the start of its transcode on.
+  while (now.int4_pages < before.int4_pages + parked || now.transcodes < before.transcodes + parked) {
     if (Clock::now() > late) {
       throw std::runtime_error("5 s after " + std::to_string(parked) + " pages were handed out there are " +
                                std::to_string(now.int4_pages) + " int4 pages, " + std::to_string(before.int4_pages) +
@@ -118,7 +120,8 @@ void open_window(const Node& node, Decoders& decoders, Server& source, Load& loa
   source.signal(SIGUSR1);
   load.seconds += seconds_since(began);
   load.pages += now.int4_pages - before.int4_pages;
-  load.moves += now.transcodes - before.transcodes - (now.int4_pages - before.int4_pages);
+  load.moves += static_cast<std::int64_t>(now.transcodes - before.transcodes) -
+                static_cast<std::int64_t>(now.int4_pages - before.int4_pages);
   ++load.windows;
 }
 
