@@ -49,6 +49,24 @@ TEST(DeviceAttendEarly, LengthsThatTheLaunchInFrontChangesAreTheOnesThatCount) {
       expected, [&] { early.device.update_lengths(lengths); }, "a length grows");
 }
 
+TEST(DeviceAttendEarly, ALengthBehindThoseThatAreReadAtOnceCountsToo) {
+  std::mt19937_64 random(test_seed() + 44);
+  Shape shape = Early::shape();
+  shape.lengths.assign(200, 64);
+  shape.queries.assign(200, 1);
+  shape.lengths[170] = 640;
+  Problem problem(shape, random);
+  DeviceProblem device(problem);
+  device.launch.max_query_tokens = 1;
+  const std::vector<oracle::Row> expected = oracle::attend(problem.call());
+  std::vector<std::int32_t> before = shape.lengths;
+  before[170] = 64;
+  device.update_lengths(before);
+  simt::between_launches = [&] { device.update_lengths(shape.lengths); };
+  device.check(expected, "the 171st length grows");
+  simt::between_launches = nullptr;
+}
+
 TEST(DeviceAttendEarly, TablesThatTheLaunchInFrontChangesAreTheOnesThatCount) {
   Early early(41);
   const std::vector<oracle::Row> expected = oracle::attend(early.problem.call());

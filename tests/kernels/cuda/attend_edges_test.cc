@@ -96,6 +96,32 @@ TEST(DeviceAttend, Bf16BeyondTheRangeOfFp16IsExactOnDensePages) {
   }
 }
 
+TEST(DeviceAttend, KeptChannelsThatAPageDoesNotUseDoNotCount) {
+  std::mt19937_64 random(test_seed() + 29);
+  for (const Format f : {Format::int4_k4, Format::int4_k8}) {
+    for (const std::uint32_t unused : {0u, 1u, kept_channels(f) - 1, kept_channels(f)}) {  // the first ones
+      Shape shape;
+      shape.d = 128;
+      shape.group = 3;
+      shape.lengths = {192};
+      shape.queries = {1};
+      shape.formats = {f};
+      Problem problem(shape, random);
+      const BlockOffsets at = block_offsets(f, shape.d);
+      for (std::uint32_t page = 1; page <= 3; ++page) {
+        std::fill_n(block_of(problem, page) + at.channels / 2, unused, kNoChannel);
+        std::fill_n(block_of(problem, page) + at.kept / 2, unused * kPageTokens, std::uint16_t{0x7e00});  // NaN
+      }
+      const std::vector<oracle::Row> expected = oracle::attend(problem.call());
+      DeviceProblem device(problem);
+      for (const std::uint32_t hint : {1u, 0u}) {
+        device.launch.max_query_tokens = hint;
+        device.check(expected, std::to_string(unused) + " of " + std::to_string(kept_channels(f)) + " unused");
+      }
+    }
+  }
+}
+
 TEST(DeviceAttend, LargeAndTinyOperandsOfQuantizedPagesStayInRange) {
   std::mt19937_64 random(test_seed() + 24);
   for (const Format f : {Format::int4, Format::int4_k8, Format::k8v4}) {

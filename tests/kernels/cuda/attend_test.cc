@@ -55,6 +55,25 @@ TEST(DeviceAttend, LengthsAroundPagesMixWithManyQueryTokensInOneCall) {
   }
 }
 
+TEST(DeviceAttend, MoreSequencesThanAreReadAtOnceMatchTheOracle) {
+  std::mt19937_64 random(test_seed() + 3);
+  for (const std::size_t sequences :
+       {std::size_t{32}, std::size_t{33}, std::size_t{128}, std::size_t{129}, std::size_t{300}}) {
+    Shape shape;
+    shape.d = 64;
+    shape.group = 2;
+    shape.formats = kAllFormats;
+    for (std::size_t s = 0; s < sequences; ++s) {
+      shape.lengths.push_back(static_cast<std::int32_t>(random() % 4 == 0 ? 0 : random() % 200));
+      shape.queries.push_back(shape.lengths.back() == 0 || random() % 8 == 0 ? 0 : 1);
+    }
+    shape.lengths.back() = 500;  // the last one counts
+    shape.queries.back() = 1;
+    Problem problem(shape, random);
+    check_both(problem, std::to_string(sequences) + " sequences");
+  }
+}
+
 TEST(DeviceAttend, WindowEdgesInsideSealedPagesSkipPagesAndMaskTokens) {
   std::mt19937_64 random(test_seed() + 3);
   Shape shape;
