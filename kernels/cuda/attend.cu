@@ -59,7 +59,7 @@ Shape choose_shape(const DeviceInfo& device, const PageTable& pages, const Layer
       std::max(shape.slot_bytes, static_cast<std::uint32_t>(round_up(tile_rows(wide) * (d + 6) * 2, 128)));
   for (const LayerFormat& format : pages.formats) {
     if (format.format == Format::none || format.format == Format::dense) continue;
-    const bool halves = format.format == Format::k8v4 && halves_pages(tile_rows(wide) / 8, d);
+    const bool halves = format.format == Format::k8v4 && halves_pages(tile_rows(wide) / 8, d, device.major >= 9);
     shape.slot_bytes = std::max(shape.slot_bytes, halves ? block_offsets(Format::k8v4, d).v : format.head_bytes);
   }
   const std::uint32_t tiles = tile_rows(wide) / 8;

@@ -27,7 +27,7 @@ namespace kvq::cuda {
 template <std::uint32_t kD, Dtype kType, std::uint32_t kTiles, bool kPlain>
 struct Attender {
   static constexpr std::uint32_t kRows = 8 * kTiles;
-  static constexpr bool kHalves = halves_pages(kTiles, kD);
+  static constexpr bool kHalves = halves_pages(kTiles, kD, kBulkCopies);
   using Stream = PageStream<kD, kRows, kTiles == kNarrowTiles, kHalves>;
 
   const AttendParams& p;

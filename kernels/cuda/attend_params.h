@@ -23,8 +23,11 @@ KVQ_HD constexpr std::uint32_t block_warps(std::uint32_t d, std::uint32_t tiles)
   return d <= 64 && tiles == kNarrowTiles ? 12 : 8;
 }
 inline constexpr std::uint32_t kMaxWarps = block_warps(64, kNarrowTiles);
-// Whether k8v4 pages come in two pieces, keys and values, since there is no room for two whole ones.
-KVQ_HD constexpr bool halves_pages(std::uint32_t tiles, std::uint32_t d) { return tiles != kNarrowTiles || d > 128; }
+// Whether k8v4 pages come in two pieces, keys and values, since there is no room for two whole ones; GPUs before Hopper
+// have less.
+KVQ_HD constexpr bool halves_pages(std::uint32_t tiles, std::uint32_t d, bool hopper) {
+  return tiles != kNarrowTiles || d > 128 || !hopper;
+}
 // Whether registers hold the queries for quantized pages (query_tile.cuh).
 KVQ_HD constexpr bool holds_codes(std::uint32_t tiles, std::uint32_t d) { return tiles == kNarrowTiles && d <= 128; }
 inline constexpr std::uint32_t kStaticBytes = 512;  // of a block's shared memory, beside rings and queries
