@@ -48,15 +48,7 @@ struct JoinedRow {
   }
 
   __device__ __forceinline__ void add(float other, float other_sum, const float4& other_out) {
-    const float top = fmaxf(reference, other);
-    const float keep = reference == kNothing ? 0 : exp2_fast(reference - top);
-    const float take = other == kNothing ? 0 : exp2_fast(other - top);
-    reference = top;
-    sum = sum * keep + other_sum * take;
-    out.x = out.x * keep + other_out.x * take;
-    out.y = out.y * keep + other_out.y * take;
-    out.z = out.z * keep + other_out.z * take;
-    out.w = out.w * keep + other_out.w * take;
+    add<1>({{other, other_sum, other_out}});
   }
 
   __device__ __forceinline__ void finish(const AttendParams& p, const SharedTile& tile, std::uint32_t row,
