@@ -153,8 +153,9 @@ TEST(Resources, NoDescriptorsRefusesWhatIsNewAndEndsWithTheShortage) {
         &status);
     EXPECT_NE(status, KVQ_OK) << spare << " spare descriptors";
     std::printf("%d spare descriptors: %s\n", static_cast<int>(spare), text.c_str());
-    if (spare == 0)
+    if (spare == 0) {
       EXPECT_EQ(kvq_reserve(more.get(), 40 * KVQ_PAGE_TOKENS, 300), KVQ_ERR_NO_MEMORY) << kvq_last_error();
+    }
     working.go_on();
   }
   EXPECT_EQ(kvq_reserve(more.get(), 40 * KVQ_PAGE_TOKENS, 20'000), KVQ_OK) << kvq_last_error() << daemon.log();
