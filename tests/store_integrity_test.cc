@@ -199,13 +199,7 @@ TEST(StoreIntegrity, SlabStaysMappedAsLongAsACheckReadsIt) {
   auto client = node.client(node.tenant("a"));
   SimServer s{node, *client};
   node.device.hold_jobs = true;
-  ASSERT_TRUE(s.want(4));
-  s.open(1);
-  for (std::uint32_t i = 0; i < 4; ++i) {
-    const Key key = chain_key(7, i);
-    s.seal(1, i, s.take(1, i, key), key, 0, kPrivate);
-  }
-  s.drain();
+  ASSERT_EQ(s.grow(1, 7, 4, 0, kPrivate).size(), 4u);
   node.ticks(3);
   EXPECT_GT(node.device.in_flight(), 0u);
   s.release(1);
@@ -242,13 +236,7 @@ TEST(StoreIntegrity, WhatACheckSaysOfASlotThatIsAnothersByNowIsNotBelieved) {
   StoreNode node(8);
   auto client = node.client(node.tenant("a"));
   SimServer s{node, *client};
-  ASSERT_TRUE(s.want(2));
-  s.open(1);
-  for (std::uint32_t i = 0; i < 2; ++i) {
-    const Key key = chain_key(7, i);
-    s.seal(1, i, s.take(1, i, key), key, 0, kPrivate);
-  }
-  s.drain();
+  ASSERT_EQ(s.grow(1, 7, 2, 0, kPrivate).size(), 2u);
   s.park(1);
   node.ticks(3);
   node.store->quantize(std::nullopt, 0, false, node.now_ms);
@@ -276,14 +264,8 @@ TEST(StoreIntegrity, NorWhatItSaysOfAPageThatMovedAwayAndBack) {
   StoreNode node(10);
   auto client = node.client(node.tenant("a", 0, 1.0, true));  // nothing is quantized, so slabs are merged
   SimServer s{node, *client};
-  const auto grow = [&](std::uint32_t sequence) {  // one page that goes with its sequence
-    EXPECT_TRUE(s.want(1));
-    s.open(sequence);
-    const MagazineItem item = s.take(sequence, 0, chain_key(sequence, 0));
-    s.seal(sequence, 0, item, chain_key(sequence, 0), 0, kPrivate);
-    s.drain();
-    return item.page;
-  };
+  // One page that goes with its sequence.
+  const auto grow = [&](std::uint32_t sequence) { return s.grow(sequence, sequence, 1, 0, kPrivate).at(0); };
   const auto merge = [&] {
     ASSERT_TRUE(node.store->set_watermarks({.quantize_at = 0.02, .evict_at = 0.9, .refuse_at = 0.97, .relief = 0.01}));
     node.ticks(5);

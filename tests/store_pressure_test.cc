@@ -54,6 +54,34 @@ TEST(StorePressure, TheDeviceIsToldForAsLongAsSomebodyWaitsForMemory) {
   EXPECT_FALSE(node.device.urgent);
 }
 
+TEST(StorePressure, TheDeviceIsToldOfALevelThatRefusesAndOfPageIdsThatAreMissing) {
+  StoreConfig refusing = StoreNode::small(), few_ids = StoreNode::small();
+  refusing.watermarks = {.quantize_at = 0.3, .evict_at = 0.35, .refuse_at = 0.4, .relief = 0.05};
+  few_ids.max_pages = 32;
+  struct Case {
+    const char* what;
+    StoreConfig config;
+    std::uint64_t quota_slabs;
+    std::uint32_t slabs, pages, wish;
+  };
+  for (const Case& c : {Case{"the arena refuses", refusing, 0, 11, 28, 0}, Case{"a quota does", refusing, 5, 24, 16, 0},
+                        Case{"page ids are few", few_ids, 0, 24, 20, 16}}) {
+    StoreNode node(c.slabs, c.config);
+    auto client = node.client(node.tenant("a", c.quota_slabs));
+    SimServer s{node, *client};
+    node.device.hold_jobs = true;
+    EXPECT_FALSE(node.device.urgent) << c.what;
+    ASSERT_EQ(s.grow(1, 1, c.pages).size(), c.pages) << c.what;
+    if (c.wish > 0) {
+      node.ticks(3);
+      EXPECT_FALSE(node.device.urgent) << c.what;
+      EXPECT_FALSE(node.store->request_credits(client->id, c.wish)) << c.what;
+    }
+    node.ticks(3);
+    EXPECT_TRUE(node.device.urgent) << c.what;
+  }
+}
+
 TEST(StorePressure, WindowAndSinksOfARunningSequenceStayDense) {
   StoreNode node(5);
   auto client = node.client(node.tenant("a"));

@@ -52,17 +52,15 @@ struct Shape {
 };
 
 Shape choose_shape(const DeviceInfo& device, const PageTable& pages, const LayerSpec& spec, Real q_type, bool wide) {
-  const std::uint32_t d = spec.head_dim;
+  const std::uint32_t d = spec.head_dim, tiles = wide ? kWideTiles : kNarrowTiles;
   Shape shape;
   shape.slot_bytes = kPageTokens * d;  // a quarter of a dense block; two hold a tile's outputs
-  shape.slot_bytes =
-      std::max(shape.slot_bytes, static_cast<std::uint32_t>(round_up(tile_rows(wide) * (d + 6) * 2, 128)));
+  shape.slot_bytes = std::max(shape.slot_bytes, static_cast<std::uint32_t>(round_up(8 * tiles * (d + 6) * 2, 128)));
   for (const LayerFormat& format : pages.formats) {
     if (format.format == Format::none || format.format == Format::dense) continue;
-    const bool halves = format.format == Format::k8v4 && halves_pages(tile_rows(wide) / 8, d, device.major >= 9);
+    const bool halves = format.format == Format::k8v4 && halves_pages(tiles, d, device.major >= 9);
     shape.slot_bytes = std::max(shape.slot_bytes, halves ? block_offsets(Format::k8v4, d).v : format.head_bytes);
   }
-  const std::uint32_t tiles = tile_rows(wide) / 8;
   shape.has_rest = spec.dtype == Dtype::fp16 ? q_type == Real::fp32 : q_type != Real::bf16;
   const std::uint32_t planes = 1 + (spec.dtype == Dtype::bf16 && !holds_codes(tiles, d)) + shape.has_rest;
   shape.query_bytes = planes * tiles * ((d / 16 + 1) / 2) * 512;

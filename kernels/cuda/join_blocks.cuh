@@ -29,7 +29,9 @@ struct JoinedRow {
     float top = reference;
 #pragma unroll
     for (std::uint32_t i = 0; i < kCount; ++i) top = fmaxf(top, others[i].reference);
-    scale(reference == kNothing ? 0 : exp2_fast(reference - top));
+    const float keep = reference == kNothing ? 0 : exp2_fast(reference - top);
+    sum *= keep;
+    out.x *= keep, out.y *= keep, out.z *= keep, out.w *= keep;
 #pragma unroll
     for (std::uint32_t i = 0; i < kCount; ++i) {
       const float take = others[i].reference == kNothing ? 0 : exp2_fast(others[i].reference - top);
@@ -40,11 +42,6 @@ struct JoinedRow {
       out.w = fmaf(others[i].out.w, take, out.w);
     }
     reference = top;
-  }
-
-  __device__ __forceinline__ void scale(float by) {
-    sum *= by;
-    out.x *= by, out.y *= by, out.z *= by, out.w *= by;
   }
 
   __device__ __forceinline__ void add(float other, float other_sum, const float4& other_out) {

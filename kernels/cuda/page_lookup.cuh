@@ -21,6 +21,14 @@ enum class Kind : std::uint32_t {
   values = 8
 };
 KVQ_HD constexpr bool is_quantized(Kind kind) { return kind >= Kind::int4 && kind <= Kind::k8v4; }
+// Bytes of a quantized page's block.
+template <std::uint32_t kD>
+KVQ_HD constexpr std::uint32_t block_bytes_of(Kind kind) {
+  return kind == Kind::int4      ? block_offsets(Format::int4, kD).end
+         : kind == Kind::int4_k4 ? block_offsets(Format::int4_k4, kD).end
+         : kind == Kind::int4_k8 ? block_offsets(Format::int4_k8, kD).end
+                                 : block_offsets(Format::k8v4, kD).end;
+}
 static_assert(static_cast<std::uint32_t>(Kind::k8v4) == static_cast<std::uint32_t>(Format::k8v4));
 inline constexpr std::uint64_t kKindMask = 15;  // in the low bits of a block's address, which is a multiple of 128
 

@@ -146,17 +146,10 @@ class PageStream {
     return is_quantized(kind) && !(kHalves && kind == Kind::k8v4);
   }
 
-  __device__ static std::uint32_t block_bytes_of(Kind kind) {
-    return kind == Kind::int4      ? block_offsets(Format::int4, kD).end
-           : kind == Kind::int4_k4 ? block_offsets(Format::int4_k4, kD).end
-           : kind == Kind::int4_k8 ? block_offsets(Format::int4_k8, kD).end
-                                   : block_offsets(Format::k8v4, kD).end;
-  }
-
   __device__ static Copy copy_of(Kind kind, std::uint64_t block, std::uint32_t part) {
     constexpr std::uint32_t kPieceBytes = kPieceTokens * kD * 2, kKeys = block_offsets(Format::k8v4, kD).v;
-    if (is_whole(kind)) return {block, block_bytes_of(kind), 0, 0};
-    if (is_quantized(kind)) return {block + part * kKeys, part == 0 ? kKeys : block_bytes_of(kind) - kKeys, 0, 0};
+    if (is_whole(kind)) return {block, block_bytes_of<kD>(kind), 0, 0};
+    if (is_quantized(kind)) return {block + part * kKeys, part == 0 ? kKeys : block_bytes_of<kD>(kind) - kKeys, 0, 0};
     if (kind != Kind::dense) return {0, 0, 0, 0};
     return {block + part * kPieceBytes, kPieceBytes, block + kPageTokens * kD * 2 + part * kPieceBytes, kPieceBytes};
   }

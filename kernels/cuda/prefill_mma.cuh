@@ -40,22 +40,26 @@ __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t operand) {
   "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57," \
   "%58,%59,%60,%61,%62,%63}"
 
+// The instruction's names of the operands' type.
+#define KVQ_OF_TYPE(product)            \
+  if constexpr (kType == Dtype::fp16) { \
+    product("f16.f16");                 \
+  } else {                              \
+    product("bf16.bf16");               \
+  }
+
 // C (64 x 64) = A (64 x 16) B (64 rows) + C, or without C. A is in shared memory, laid out as B is: the warpgroup goes
 // on while it waits for its turn.
 template <Dtype kType>
 __device__ __forceinline__ void warpgroup_mma(float (&c)[32], std::uint32_t a, std::uint32_t b, bool adds) {
 #if KVQ_WARPGROUPS
-#define KVQ_MMA64(type)                                                                                               \
+#define KVQ_PRODUCT(type)                                                                                             \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%34,0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type " " KVQ_N64 \
                ",%32,%33,p,1,1,0,0;\n}"                                                                               \
                : KVQ_R32(c, 0)                                                                                        \
                : "l"(descriptor(a)), "l"(descriptor(b)), "r"(std::uint32_t{adds}))
-  if constexpr (kType == Dtype::fp16) {
-    KVQ_MMA64("f16.f16");
-  } else {
-    KVQ_MMA64("bf16.bf16");
-  }
-#undef KVQ_MMA64
+  KVQ_OF_TYPE(KVQ_PRODUCT)
+#undef KVQ_PRODUCT
 #endif
 }
 
@@ -63,16 +67,12 @@ __device__ __forceinline__ void warpgroup_mma(float (&c)[32], std::uint32_t a, s
 template <Dtype kType>
 __device__ __forceinline__ void warpgroup_mma(float (&c)[32], const std::uint32_t (&a)[4], std::uint32_t b) {
 #if KVQ_WARPGROUPS
-#define KVQ_MMA64(type)                                                                                         \
+#define KVQ_PRODUCT(type)                                                                                       \
   asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type " " KVQ_N64 ",{%32,%33,%34,%35},%36,1,1,1,1;" \
                : KVQ_R32(c, 0)                                                                                  \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b)))
-  if constexpr (kType == Dtype::fp16) {
-    KVQ_MMA64("f16.f16");
-  } else {
-    KVQ_MMA64("bf16.bf16");
-  }
-#undef KVQ_MMA64
+  KVQ_OF_TYPE(KVQ_PRODUCT)
+#undef KVQ_PRODUCT
 #endif
 }
 
@@ -80,16 +80,12 @@ __device__ __forceinline__ void warpgroup_mma(float (&c)[32], const std::uint32_
 template <Dtype kType>
 __device__ __forceinline__ void warpgroup_mma(float (&c)[64], const std::uint32_t (&a)[4], std::uint32_t b) {
 #if KVQ_WARPGROUPS
-#define KVQ_MMA128(type)                                                                                          \
+#define KVQ_PRODUCT(type)                                                                                         \
   asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type " " KVQ_N128 ",{%64,%65,%66,%67},%68,1,1,1,1;" \
                : KVQ_R32(c, 0), KVQ_R32(c, 32)                                                                    \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b)))
-  if constexpr (kType == Dtype::fp16) {
-    KVQ_MMA128("f16.f16");
-  } else {
-    KVQ_MMA128("bf16.bf16");
-  }
-#undef KVQ_MMA128
+  KVQ_OF_TYPE(KVQ_PRODUCT)
+#undef KVQ_PRODUCT
 #endif
 }
 

@@ -36,14 +36,8 @@ struct TileCosts {
     q.length = max(0, __ldcg(p.lengths + s));
     q.first_query = __ldcg(p.query_starts + s);
     q.queries = max(0, __ldcg(p.query_starts + s + 1) - q.first_query);
-    const std::uint64_t rows = std::uint64_t{static_cast<std::uint32_t>(q.queries)} * group;
-    q.tiles = static_cast<std::uint32_t>((rows + kRows - 1) / kRows);
-    std::int64_t keys = q.length;
-    if (p.window >= 0) {
-      const std::int64_t span = p.causal ? (kRows - 1) / group + 1 : q.queries;
-      keys = min(keys, std::int64_t{p.window} + span + kPageTokens - 1);
-    }
-    q.most = max(1u, static_cast<std::uint32_t>((keys + kPageTokens - 1) / kPageTokens));
+    q.tiles = tiles_of<kRows>(p, q.queries);
+    q.most = most_pages<kRows>(p, q.length, q.queries);
     q.base = q.most;
     q.cross = 0;
     if (p.causal) {
@@ -178,7 +172,7 @@ class TileWalk {
     const std::uint32_t cost = costs_.cost(now_, tile_);
     const std::uint32_t taken = static_cast<std::uint32_t>(min(left_, std::uint64_t{cost - offset_}));
     std::uint32_t first, count;
-    tile_pages(p, first, count);
+    TileTokens::of<kRows>(p, now_.length, now_.queries, tile_).pages(first, count);
     piece.of = now_;
     piece.sequence = sequence_, piece.head = head_, piece.tile = tile_;
     piece.begins = offset_ == 0;
@@ -196,20 +190,6 @@ class TileWalk {
     if (++head_ < p.kv_heads) return;
     head_ = 0;
     now_.tiles = 0;
-  }
-
-  // Pages that some row of the tile sees. Positions ascend, so its first and last query token decide.
-  __device__ void tile_pages(const AttendParams& p, std::uint32_t& first, std::uint32_t& count) const {
-    const std::uint32_t rows = now_.queries * p.group;
-    const std::int64_t start = std::int64_t{now_.length} - now_.queries;
-    const std::int64_t low = start + tile_ * kRows / p.group;
-    const std::int64_t high = start + (min((tile_ + 1) * kRows, rows) - 1) / p.group;
-    const std::int64_t end = p.causal ? min(high + 1, std::int64_t{now_.length}) : now_.length;
-    const std::int64_t begin = p.window >= 0 ? max(std::int64_t{0}, low - p.window + 1) : 0;
-    first = count = 0;
-    if (begin >= end) return;
-    first = static_cast<std::uint32_t>(begin) / kPageTokens;
-    count = (static_cast<std::uint32_t>(end) + kPageTokens - 1) / kPageTokens - first;
   }
 
   TileCosts<kRows> costs_;

@@ -80,21 +80,6 @@ class RawStream {
  private:
   enum class Step : std::uint32_t { none, numbers, blocks };  // of what comes after the window
 
-  __device__ static std::uint32_t block_size(Kind kind) {
-    switch (kind) {
-      case Kind::int4:
-        return static_cast<std::uint32_t>(block_bytes(Format::int4, kD));
-      case Kind::int4_k4:
-        return static_cast<std::uint32_t>(block_bytes(Format::int4_k4, kD));
-      case Kind::int4_k8:
-        return static_cast<std::uint32_t>(block_bytes(Format::int4_k8, kD));
-      case Kind::k8v4:
-        return static_cast<std::uint32_t>(block_bytes(Format::k8v4, kD));
-      default:
-        return 0;
-    }
-  }
-
   // A page's record and bytes into the next slot, once its last readers have left it.
   __device__ __forceinline__ void issue(const PageRecord& page) {
     wait_barrier(places_.empty + 8 * slot_, parity_ ^ 1);
@@ -143,12 +128,9 @@ class RawStream {
       now.page_end = piece.page_end;
       now.sequence = piece.sequence;
       now.head = piece.head;
-      const std::int32_t start = piece.of.length - piece.of.queries;
-      const std::uint32_t rows = piece.of.queries * p_.group;
-      const auto low = start + static_cast<std::int32_t>(piece.tile * kRows / p_.group);
-      const auto high = start + static_cast<std::int32_t>((min((piece.tile + 1) * kRows, rows) - 1) / p_.group);
-      now.end = p_.causal ? min(piece.of.length, high + 1) : piece.of.length;
-      now.begin = p_.window < 0 ? 0 : max(0, low - p_.window + 1);
+      const TileTokens seen = TileTokens::of<kRows>(p_, piece.of.length, piece.of.queries, piece.tile);
+      now.begin = static_cast<std::int32_t>(seen.begin);
+      now.end = static_cast<std::int32_t>(seen.end);
     }
     now.first = now.page;
     now.count = min(32u, now.page_end - now.page);
@@ -178,7 +160,8 @@ class RawStream {
     constexpr auto kAll = static_cast<std::int32_t>(kPageTokens);
     found.tokens = static_cast<std::uint32_t>(max(0, min(kAll, now.begin - first_key))) |
                    static_cast<std::uint32_t>(max(0, min(kAll, now.end - first_key))) << 8;
-    found.bytes = block_size(static_cast<Kind>(found.block & kKindMask));
+    const auto kind = static_cast<Kind>(found.block & kKindMask);
+    found.bytes = is_quantized(kind) ? block_bytes_of<kD>(kind) : 0;
     records_.window[half_ ^ 1][lane_] = found;
   }
 

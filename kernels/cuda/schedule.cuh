@@ -38,6 +38,46 @@ struct Sequence {
   std::uint32_t cost;   // positions of each tile
 };
 
+// Of each KV head.
+template <std::uint32_t kRows>
+__device__ inline std::uint32_t tiles_of(const AttendParams& p, std::int32_t queries) {
+  return static_cast<std::uint32_t>((std::uint64_t{static_cast<std::uint32_t>(queries)} * p.group + kRows - 1) / kRows);
+}
+
+// Pages that any tile of a sequence can see, at least one.
+template <std::uint32_t kRows>
+__device__ inline std::uint32_t most_pages(const AttendParams& p, std::int32_t length, std::int32_t queries) {
+  std::int64_t keys = length;
+  if (p.window >= 0) {
+    // A tile's queries are neighbours; without a causal limit its first one sees everything behind it as well.
+    const std::int64_t span = p.causal ? (kRows - 1) / p.group + 1 : queries;
+    keys = min(keys, std::int64_t{p.window} + span + kPageTokens - 1);
+  }
+  return max(1u, static_cast<std::uint32_t>((keys + kPageTokens - 1) / kPageTokens));
+}
+
+// Tokens that some row of a tile sees. Positions ascend, so its first and last query token decide.
+struct TileTokens {
+  std::int64_t begin, end;
+
+  template <std::uint32_t kRows>
+  __device__ static TileTokens of(const AttendParams& p, std::int32_t length, std::int32_t queries,
+                                  std::uint32_t tile) {
+    const std::uint32_t rows = queries * p.group;
+    const std::int64_t start = std::int64_t{length} - queries;
+    const std::int64_t low = start + tile * kRows / p.group;
+    const std::int64_t high = start + (min((tile + 1) * kRows, rows) - 1) / p.group;
+    return {p.window >= 0 ? max(std::int64_t{0}, low - p.window + 1) : 0,
+            p.causal ? min(high + 1, std::int64_t{length}) : length};
+  }
+  __device__ void pages(std::uint32_t& first, std::uint32_t& count) const {
+    first = count = 0;
+    if (begin >= end) return;
+    first = static_cast<std::uint32_t>(begin) / kPageTokens;
+    count = (static_cast<std::uint32_t>(end) + kPageTokens - 1) / kPageTokens - first;
+  }
+};
+
 // A tile takes a warp as long to begin and to finish as so many pages take to read. Where tiles are long that is
 // little, and round lengths are to end where units do.
 inline constexpr std::uint32_t kTileCost = 2, kLongTile = 64;
@@ -49,15 +89,8 @@ __device__ inline Sequence make_sequence(const AttendParams& p, std::int32_t len
   q.length = max(0, length);
   q.first_query = first_query;
   q.queries = max(0, next_query - first_query);
-  q.tiles =
-      static_cast<std::uint32_t>((std::uint64_t{static_cast<std::uint32_t>(q.queries)} * p.group + kRows - 1) / kRows);
-  std::int64_t keys = q.length;
-  if (p.window >= 0) {
-    // A tile's queries are neighbours; without a causal limit its first one sees everything behind it as well.
-    const std::int64_t span = p.causal ? (kRows - 1) / p.group + 1 : q.queries;
-    keys = min(keys, std::int64_t{p.window} + span + kPageTokens - 1);
-  }
-  q.cost = max(1u, static_cast<std::uint32_t>((keys + kPageTokens - 1) / kPageTokens));
+  q.tiles = tiles_of<kRows>(p, q.queries);
+  q.cost = most_pages<kRows>(p, q.length, q.queries);
   if (q.cost < kLongTile) q.cost += kTileCost;
   return q;
 }
@@ -219,7 +252,7 @@ struct Cursor {
     }
     const std::uint32_t end = static_cast<std::uint32_t>(min(left + offset, std::uint64_t{now.cost}));
     std::uint32_t first, count;
-    tile_pages(p, first, count);
+    TileTokens::of<kRows>(p, now.length, now.queries, tile).pages(first, count);
     piece = {sequence, head, tile, first + min(offset, count), first + min(end, count), offset == 0, end == now.cost};
     return true;
   }
@@ -239,21 +272,6 @@ struct Cursor {
     head = 0;
     now.tiles = 0;
   }
-
-  // Pages that some row of the tile sees. Positions ascend, so its first and last query token decide.
-  __device__ void tile_pages(const AttendParams& p, std::uint32_t& first, std::uint32_t& count) const {
-    const std::uint32_t rows = now.queries * p.group;
-    const std::int64_t low = first_position() + tile * kRows / p.group;
-    const std::int64_t high = first_position() + (min((tile + 1) * kRows, rows) - 1) / p.group;
-    const std::int64_t end = p.causal ? min(high + 1, std::int64_t{now.length}) : now.length;
-    const std::int64_t begin = p.window >= 0 ? max(std::int64_t{0}, low - p.window + 1) : 0;
-    first = count = 0;
-    if (begin >= end) return;
-    first = static_cast<std::uint32_t>(begin) / kPageTokens;
-    count = (static_cast<std::uint32_t>(end) + kPageTokens - 1) / kPageTokens - first;
-  }
-
-  __device__ std::int64_t first_position() const { return std::int64_t{now.length} - now.queries; }
 
   std::uint32_t heads;
 };

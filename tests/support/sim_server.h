@@ -70,16 +70,17 @@ struct SimServer {
     std::memcpy(c.key, key.data(), key.size());
     send(c);
   }
-  // A sequence of `pages` sealed pages of chain `content`. Empty: no room.
-  std::vector<PageId> grow(std::uint32_t sequence, std::uint32_t content, std::uint32_t pages,
-                           std::uint16_t flags = 0) {
+  // A sequence of `pages` sealed pages of chain `content`. Empty: no room. `flags` of the sequence, of each page's
+  // seal.
+  std::vector<PageId> grow(std::uint32_t sequence, std::uint32_t content, std::uint32_t pages, std::uint16_t flags = 0,
+                           std::uint16_t seal_flags = 0) {
     if (!want(pages)) return {};
     open(sequence, flags);
     std::vector<PageId> out;
     for (std::uint32_t i = 0; i < pages; ++i) {
       const Key key = chain_key(content, i);
       const MagazineItem item = take(sequence, i, key);
-      seal(sequence, i, item, key);
+      seal(sequence, i, item, key, 0, seal_flags);
       out.push_back(item.page);
     }
     drain();
