@@ -194,7 +194,7 @@ add_executable(kvqd_older daemon/main.cc daemon/choose_device.cc daemon/config.c
 target_compile_definitions(kvqd_older PRIVATE KVQ_VERSION="0.0.9" KVQ_WITHOUT_CHECKSUMS KVQ_WORKER_DIRECTORY="/none")
 target_compile_options(kvqd_older PRIVATE -UKVQ_KILL_POINTS -O2 -Wno-maybe-uninitialized)
 target_include_directories(kvqd_older PRIVATE ${JSON_INCLUDE} ${TOMLPLUSPLUS_INCLUDE})
-target_link_libraries(kvqd_older kvq_keeper kvq_rpc kvq_core kvq_shm kvq_device_host kvq_device_worker kvq_config kvq_startup CLI11::CLI11
+target_link_libraries(kvqd_older kvq_keeper kvq_metrics kvq_rpc kvq_core kvq_shm kvq_device_host kvq_device_worker kvq_config kvq_startup CLI11::CLI11
                       spdlog::spdlog OpenSSL::Crypto)
 add_executable(kvq_bench_client tests/bench/bench_client.cc)
 target_link_libraries(kvq_bench_client kvq_test_support benchmark::benchmark)

@@ -83,6 +83,14 @@ class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
   kj::Promise<void> drained() override { return devices_.drained(); }
   std::size_t connections() const override { return connections_.size(); }
   std::size_t sessions() const override { return devices_.sessions(); }
+  NodeReport report() const override {
+    NodeReport out{.uptime_ms = loop_.now_ms() - admin_.started_ms,
+                   .step_deadline_ms = options_.step_deadline_ms,
+                   .connections = connections_.size(),
+                   .devices = {}};
+    for (const auto& device : devices_) out.devices.push_back(device->report());
+    return out;
+  }
 
  private:
   void listen() {
@@ -149,7 +157,12 @@ class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
     Connection* raw_connection = connection.get();
     connections_.insert(raw_connection);
     arm_sweep();
-    auto over = connection->network.onDisconnect().exclusiveJoin(kj::mv(cut.promise));
+    const auto lost = [process] { process->lost = true; };  // before its capabilities go
+    auto over =
+        connection->network.onDisconnect().exclusiveJoin(kj::mv(cut.promise)).then(lost, [lost](kj::Exception&& e) {
+          lost();
+          kj::throwRecoverableException(kj::mv(e));
+        });
     auto farewell = kj::defer([this, raw_connection, process] {
       connections_.erase(raw_connection);
       process->cut = nullptr;
