@@ -45,10 +45,14 @@ struct Connection {
         last_owner_ms(devices.now_ms()),
         stream(kj::mv(socket), [&devices] { return devices.now_ms(); }),
         messages(stream, devices.options().max_questions_per_peer,
-                 [this, &devices](const char* cause) { devices.log_refusal(*process, cause); }),
+                 [this, &devices](const char* cause) {
+                   process->lost = true;
+                   devices.log_refusal(*process, cause);
+                 }),
         network(messages, kFdsPerMessage, capnp::rpc::twoparty::Side::SERVER, bounded_messages()),
         system(capnp::makeRpcServer(network, kj::mv(node))) {
     system.setFlowLimit(kCallWordsInFlight);
+    stream.set_ended([this] { process->lost = true; });
     stream.set_full([this] {
       return network.getCurrentQueueCount() >= kUnreadReplies || network.getCurrentQueueSize() >= kUnreadBytes;
     });
@@ -157,12 +161,14 @@ class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
     Connection* raw_connection = connection.get();
     connections_.insert(raw_connection);
     arm_sweep();
-    const auto lost = [process] { process->lost = true; };  // before its capabilities go
-    auto over =
-        connection->network.onDisconnect().exclusiveJoin(kj::mv(cut.promise)).then(lost, [lost](kj::Exception&& e) {
-          lost();
-          kj::throwRecoverableException(kj::mv(e));
-        });
+    const auto note_lost = [process] { process->lost = true; };  // before its sessions close
+    auto over = connection->network.onDisconnect()
+                    .exclusiveJoin(kj::mv(cut.promise))
+                    .then([note_lost] { note_lost(); },
+                          [note_lost](kj::Exception&& exception) {
+                            note_lost();
+                            kj::throwRecoverableException(kj::mv(exception));
+                          });
     auto farewell = kj::defer([this, raw_connection, process] {
       connections_.erase(raw_connection);
       process->cut = nullptr;
