@@ -152,6 +152,13 @@ std::unique_ptr<MetricsSocket> bind_metrics(const Config& config, bool takes_ove
   }
 }
 
+std::unique_ptr<MetricsServer> start_metrics(kj::AsyncIoContext& io, const MetricsSocket* socket,
+                                             const RpcServer& server, std::function<void(const std::string&)> log) {
+  if (socket == nullptr) return nullptr;
+  return serve_metrics(io, socket->fd(),
+                       {.text = [&server] { return metrics_text(server.report()); }, .log = std::move(log)});
+}
+
 // `ready` turns true when clients are served: what fails before is the machine's refusal to let kvqd start.
 ExitCode run(const Config& config, bool& ready) {
   Intake intake = take_descriptors();
@@ -196,11 +203,7 @@ ExitCode run(const Config& config, bool& ready) {
     options.kept = &part.made.sessions;
   }
   server = serve(loop, *io.lowLevelProvider, std::move(rpc_parts), socket.fd());
-  std::unique_ptr<MetricsServer> metrics;
-  if (metrics_socket != nullptr) {
-    metrics = serve_metrics(io, metrics_socket->fd(),
-                            {.text = [&server] { return metrics_text(server->report()); }, .log = log});
-  }
+  std::unique_ptr<MetricsServer> metrics = start_metrics(io, metrics_socket.get(), *server, log);
   std::vector<EventLoop::Watch> device_watches;
   for (std::size_t i = 0; i < parts.served.size(); ++i) {
     device_watches.push_back(watch_device(loop, *parts.served[i].made.device, [&server, i] {

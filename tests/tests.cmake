@@ -15,6 +15,15 @@ if(SYSTEMD_ANALYZE)  # it wants the program to exist, so the copy that is verifi
   add_test(NAME systemd_units COMMAND ${SYSTEMD_ANALYZE} verify units/kvqd.service units/kvqd.socket)
   set_tests_properties(systemd_units PROPERTIES LABELS unit WORKING_DIRECTORY ${CMAKE_BINARY_DIR} FAIL_REGULAR_EXPRESSION "kvqd")
 endif()
+if(SYSTEMD_ANALYZE)  # the same with the drop-in that metrics on a port need
+  file(CONFIGURE OUTPUT units/with_metrics/kvqd.service CONTENT "${KVQD_SERVICE_VERIFIED}")
+  configure_file(systemd/kvqd.socket units/with_metrics/kvqd.socket COPYONLY)
+  configure_file(systemd/kvqd-metrics.conf units/with_metrics/kvqd.service.d/metrics.conf COPYONLY)
+  add_test(NAME systemd_units_metrics COMMAND ${SYSTEMD_ANALYZE} verify units/with_metrics/kvqd.service units/with_metrics/kvqd.socket)
+  set_tests_properties(systemd_units_metrics PROPERTIES LABELS unit WORKING_DIRECTORY ${CMAKE_BINARY_DIR} FAIL_REGULAR_EXPRESSION "kvqd")
+endif()
+add_test(NAME prometheus COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tests/prometheus_test.py $<TARGET_FILE:kvqd> ${CMAKE_SOURCE_DIR})
+set_tests_properties(prometheus PROPERTIES LABELS multiprocess SKIP_RETURN_CODE 77)
 add_test(NAME example_config COMMAND kvqd --config ${CMAKE_SOURCE_DIR}/systemd/kvqd.toml --check-config)
 set_tests_properties(example_config PROPERTIES LABELS unit)
 # Python drives the installed form: the shared library of this build, real processes, a real model.
