@@ -11,6 +11,9 @@
 #include "daemon/limits.h"
 #include "daemon/listen_socket.h"
 #include "daemon/log.h"
+#include "daemon/metrics/metrics_server.h"
+#include "daemon/metrics/node_metrics.h"
+#include "daemon/metrics_socket.h"
 #include "daemon/parts.h"
 #include "daemon/rpc/rpc.h"
 #include "daemon/setup.h"
@@ -134,6 +137,28 @@ std::string ready_line(const Config& config, const Parts& parts) {
          " device=\"" + devices_text(parts) + "\"";
 }
 
+// Null where they are off. No port is worth the pages that an earlier kvqd left: then kvqd goes on without metrics.
+std::unique_ptr<MetricsSocket> bind_metrics(const Config& config, bool takes_over) {
+  if (config.metrics.off()) return nullptr;
+  try {
+    return std::make_unique<MetricsSocket>(MetricsSocketOptions{.path = config.metrics.path,
+                                                                .group = config.admin_group,
+                                                                .host = config.metrics.host,
+                                                                .port = config.metrics.port});
+  } catch (const StartupError& error) {
+    if (!takes_over) throw;
+    log_warning("event=metrics_off why=\"" + std::string(error.what()) + "\"");
+    return nullptr;
+  }
+}
+
+std::unique_ptr<MetricsServer> start_metrics(kj::AsyncIoContext& io, const MetricsSocket* socket,
+                                             const RpcServer& server, std::function<void(const std::string&)> log) {
+  if (socket == nullptr) return nullptr;
+  return serve_metrics(io, socket->fd(),
+                       {.text = [&server] { return metrics_text(server.report()); }, .log = std::move(log)});
+}
+
 // `ready` turns true when clients are served: what fails before is the machine's refusal to let kvqd start.
 ExitCode run(const Config& config, bool& ready) {
   Intake intake = take_descriptors();
@@ -143,6 +168,7 @@ ExitCode run(const Config& config, bool& ready) {
   for (const std::string& warning : check_environment(needs_of(config, choice, notify.active())))
     log_warning("event=warning text=\"" + warning + "\"");
   const ListenSocket socket({.path = config.socket, .group = config.socket_group, .handed = intake.socket.release()});
+  const std::unique_ptr<MetricsSocket> metrics_socket = bind_metrics(config, !intake.kept.empty());
   auto io = kj::setupAsyncIo();
   EventLoop loop(io, config.workers);
   auto lost = kj::newPromiseAndFulfiller<void>();  // pages, with the worker of their GPU
@@ -177,6 +203,7 @@ ExitCode run(const Config& config, bool& ready) {
     options.kept = &part.made.sessions;
   }
   server = serve(loop, *io.lowLevelProvider, std::move(rpc_parts), socket.fd());
+  std::unique_ptr<MetricsServer> metrics = start_metrics(io, metrics_socket.get(), *server, log);
   std::vector<EventLoop::Watch> device_watches;
   for (std::size_t i = 0; i < parts.served.size(); ++i) {
     device_watches.push_back(watch_device(loop, *parts.served[i].made.device, [&server, i] {
@@ -195,6 +222,7 @@ ExitCode run(const Config& config, bool& ready) {
   serve_until_told(loop, *server, kj::mv(told_to_end), keeper, notify);
   if (!pages_lost) forget_what_ends(parts);  // else the names stay, so that the next kvqd says why it starts clean
   log("event=stopping sessions=" + std::to_string(server->sessions()));
+  metrics.reset();
   server.reset();
   loop.run(workers.idle());
   notify_retry.finish();

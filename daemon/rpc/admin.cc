@@ -229,13 +229,13 @@ class AdminServer final : public wire::Admin::Server {
   }
 
   static Json of_device(ServedDevice& device) {
-    const StoreStatus status = device.sessions.store().status();
-    Json out = {{"instance", hex(status.instance)},
+    const DeviceReport report = device.report();
+    Json out = {{"instance", hex(report.store.instance)},
                 {"device", device.options.device},
-                {"sessions", device.sessions.size()},
-                {"parked_requests", device.sessions.parked()},
-                {"ticks", device.sessions.ticker().ticks()}};
-    out.update(report_status(status));
+                {"sessions", report.sessions},
+                {"parked_requests", report.parked},
+                {"ticks", report.ticks}};
+    out.update(report_status(report.store));
     return out;
   }
 

@@ -90,6 +90,7 @@ Result<std::shared_ptr<LiveSession>> Sessions::open(const std::shared_ptr<Proces
   }
   give_memory(*session);
   sessions_[*id] = session;
+  ++counts_.opened;
   watch_doorbell(*session);
   push_early(session);
   set_pace();
@@ -129,6 +130,7 @@ void Sessions::drain_ring(LiveSession& session) {
 void Sessions::close(LiveSession& session) {
   if (session.left || session.closed || sessions_.count(session.id) == 0) return;
   drain_ring(session);  // what it wrote before it left counts
+  session.given_up = session.process->cut && !session.process->lost && !session.process->ended;
   end_requests(session);
 }
 
@@ -165,6 +167,7 @@ void Sessions::process_ended(const Process& process) {
 void Sessions::release(const std::shared_ptr<LiveSession>& session, std::uint64_t now_ms) {
   close(*session);
   sessions_.erase(session->id);
+  ++(session->evicted ? counts_.evicted : session->given_up ? counts_.closed : counts_.lost);
   store_.process_ended(session->id, now_ms);
   // Only now: a next daemon that finds the session needs its pidfd to know that the process's steps are over.
   if (options_.keeper != nullptr) forget_session(*options_.keeper, session->id);
