@@ -53,7 +53,7 @@ foreach(test session admin devices operator resume limits hostile babble)
   target_link_libraries(rpc_${test}_test kvq_rpc GTest::gtest_main)
   gtest_discover_tests(rpc_${test}_test PROPERTIES LABELS unit)
 endforeach()
-target_sources(rpc_operator_test PRIVATE tools/kvqctl/tables.cc)  # what the documents look like
+target_link_libraries(rpc_operator_test kvqctl_view)  # what the documents look like
 foreach(test daemon kvqctl)
   add_executable(e2e_${test}_test tests/e2e/${test}_test.cc)
   target_include_directories(e2e_${test}_test PRIVATE ${CMAKE_SOURCE_DIR} ${JSON_INCLUDE})
@@ -62,6 +62,9 @@ foreach(test daemon kvqctl)
   add_dependencies(e2e_${test}_test kvqd kvqctl)
   gtest_discover_tests(e2e_${test}_test PROPERTIES LABELS multiprocess)
 endforeach()
+add_executable(kvqctl_top_test tests/e2e/top_model_test.cc)
+target_link_libraries(kvqctl_top_test kvqctl_view GTest::gmock_main)
+gtest_discover_tests(kvqctl_top_test PROPERTIES LABELS unit)
 add_executable(fake_daemon tests/e2e/fake_daemon.cc)
 add_executable(e2e_holder_test tests/e2e/holder_test.cc tests/e2e/holder_kvqd_test.cc)
 target_include_directories(e2e_holder_test PRIVATE ${CMAKE_SOURCE_DIR})
@@ -118,6 +121,11 @@ target_compile_definitions(kvq_test_support PRIVATE KVQD_PATH="$<TARGET_FILE:kvq
 target_include_directories(kvq_test_support PRIVATE ${JSON_INCLUDE})
 target_link_libraries(kvq_test_support PUBLIC kvq_client kvq_oracle GTest::gtest)
 add_dependencies(kvq_test_support kvqd kvq-hold)
+add_executable(kvq_load tests/e2e/load.cc)
+target_link_libraries(kvq_load kvq_test_support)
+add_test(NAME kvqctl_top COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tests/e2e/top_test.py $<TARGET_FILE:kvqd> $<TARGET_FILE:kvqctl>
+         $<TARGET_FILE:kvq_load>)
+set_tests_properties(kvqctl_top PROPERTIES LABELS multiprocess)
 add_executable(kvq_multiprocess_test
   tests/multiprocess/adopt_test.cc
   tests/multiprocess/attach_test.cc

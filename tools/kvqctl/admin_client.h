@@ -28,7 +28,8 @@ struct Failure : std::runtime_error {
 // Each call returns the daemon's JSON document. All throw Failure.
 class AdminClient {
  public:
-  explicit AdminClient(const std::string& socket_path);
+  // `answer_ms`: how long each answer may take.
+  explicit AdminClient(const std::string& socket_path, std::uint64_t answer_ms = 10'000);
   ~AdminClient();
 
   std::string status();

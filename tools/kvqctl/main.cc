@@ -8,6 +8,7 @@
 
 #include "tools/kvqctl/admin_client.h"
 #include "tools/kvqctl/tables.h"
+#include "tools/kvqctl/top.h"
 
 namespace kvqctl {
 namespace {
@@ -18,6 +19,8 @@ struct Options {
   std::string socket;
   bool json = false;
   double watch_s = 0;
+  double interval_s = 1;
+  bool no_color = false;
   std::string tenant, device;
   std::uint32_t limit = 100;
   std::uint64_t idle_ms = 0;
@@ -79,6 +82,12 @@ void add_verbs(CLI::App& app, Options& o) {
   app.add_option("--socket", o.socket, "kvqd's socket (else KVQ_SOCKET, else " + std::string(kDefaultSocket) + ")");
   auto* status = app.add_subcommand("status", "the daemon, its arena and its tenants");
   status->add_option("--watch", o.watch_s, "show again every SECONDS")->check(CLI::Range(0.1, 3600.0));
+  auto* top = app.add_subcommand("top", "a full-screen live view; ? shows its keys");
+  top->add_option("--interval", o.interval_s, "look every SECONDS")
+      ->check(CLI::Range(0.25, 60.0))
+      ->capture_default_str();
+  top->add_flag("--no-color", o.no_color, "no colours; so does the variable NO_COLOR");
+  top->fallthrough();
   auto* sessions = app.add_subcommand("sessions", "model servers: what each holds, and which one hangs");
   auto* tenants = app.add_subcommand("tenants", "memory by tenant");
   auto* pages = app.add_subcommand("pages", "single pages");
@@ -126,8 +135,13 @@ int run(int argc, char** argv) {
     options.socket = from_environment != nullptr && *from_environment != '\0' ? from_environment : kDefaultSocket;
   }
   try {
-    AdminClient admin(options.socket);
-    run_verb(app.get_subcommands().front()->get_name(), options, admin);
+    const std::string verb = app.get_subcommands().front()->get_name();
+    if (verb == "top") {
+      top({options.socket, options.interval_s, !options.no_color});
+    } else {
+      AdminClient admin(options.socket);
+      run_verb(verb, options, admin);
+    }
   } catch (const Failure& failure) {
     std::cerr << "kvqctl: " << failure.what() << "\n";
     return failure.exit_code;

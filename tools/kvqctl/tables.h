@@ -10,6 +10,7 @@ namespace kvqctl {
 
 using Json = nlohmann::ordered_json;
 
+std::string state_of(const Json& session);  // "connected", "mapping", "waiting", "evicted" or "leaving"
 std::string show_status(const Json& status);
 std::string show_sessions(const Json& document);
 std::string show_tenants(const Json& document);
