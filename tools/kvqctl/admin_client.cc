@@ -169,6 +169,13 @@ std::string AdminClient::verify(const std::string& tenant, std::uint32_t deadlin
   return response.getJson().cStr();
 }
 
+std::string AdminClient::events(std::uint64_t after, std::uint32_t limit) {
+  auto request = wire_->admin.eventsRequest();
+  request.setAfter(after);
+  request.setLimit(limit);
+  return wire_->send(kj::mv(request)).getJson().cStr();
+}
+
 void AdminClient::sleep_ms(std::uint64_t ms) {
   wire_->io.provider->getTimer().afterDelay(ms * kj::MILLISECONDS).wait(wire_->io.waitScope);
 }

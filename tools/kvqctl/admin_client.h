@@ -18,6 +18,7 @@ enum ExitCode : int {
   kUsage = 2,     // bad command line
   kNoDaemon = 3,  // nothing answers
   kBadPages = 4,  // verify found pages whose bytes are not what they were
+  kUnwell = 5,    // doctor found something bad
 };
 
 struct Failure : std::runtime_error {
@@ -41,6 +42,9 @@ class AdminClient {
   std::string drain(std::uint32_t deadline_ms);
   std::string evict_session(std::uint32_t session, bool kill);
   std::string verify(const std::string& tenant, std::uint32_t deadline_ms);
+
+  // Events numbered above `after`, the newest `limit` of them.
+  std::string events(std::uint64_t after, std::uint32_t limit);
 
   void sleep_ms(std::uint64_t ms);  // keeps the connection served
 

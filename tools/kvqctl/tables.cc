@@ -2,6 +2,7 @@
 #include "tools/kvqctl/tables.h"
 
 #include <algorithm>
+#include <ctime>
 #include <vector>
 
 #include "tools/kvqctl/text.h"
@@ -206,12 +207,18 @@ std::string show_set(const Json& changed) {
 }
 
 std::string show_drain(const Json& r) {
+  if (r.value("dry_run", false)) return "would wait for " + number(r.at("sessions_left")) + " sessions, and end kvqd\n";
   const auto left = r.at("sessions_left").get<std::uint64_t>();
   return left == 0 ? "drained: no session is left, kvqd ends\n"
                    : "the deadline passed with " + std::to_string(left) + " sessions left; kvqd ends\n";
 }
 
 std::string show_evict(const Json& r) {
+  if (r.value("dry_run", false)) {
+    return "would evict session " + number(r.at("session")) + " of process " + number(r.at("pid")) + ", which holds " +
+           number(r.at("pages")) + " pages in " + number(r.at("sequences")) + " sequences" +
+           (r.at("killed").get<bool>() ? ", and kill the process\n" : "\n");
+  }
   return "session " + number(r.at("session")) + " of process " + number(r.at("pid")) + " is evicted" +
          (r.at("killed").get<bool>() ? " and its process killed\n" : "\n");
 }
@@ -219,6 +226,24 @@ std::string show_evict(const Json& r) {
 std::string show_verify(const Json& r) {
   return std::string(r.at("finished").get<bool>() ? "verified " : "verified so far ") + number(r.at("pages")) + " of " +
          number(r.at("pages_total")) + " pages: " + number(r.at("bad")) + " bad\n";
+}
+
+std::string time_text(std::int64_t ms) {
+  const std::time_t seconds = ms / 1000;
+  std::tm parts{};
+  ::localtime_r(&seconds, &parts);
+  char day[32], zone[8];
+  std::strftime(day, sizeof(day), "%Y-%m-%dT%H:%M:%S", &parts);
+  std::strftime(zone, sizeof(zone), "%z", &parts);
+  return day + format_double(".%03.0f", static_cast<double>(ms % 1000)) + zone;
+}
+
+std::string show_events(const Json& document, std::int64_t now_ms) {
+  std::string out;
+  for (const Json& e : document.at("events")) {
+    out += time_text(now_ms - e.at("age_ms").get<std::int64_t>()) + " " + ascii(e.at("line").get<std::string>()) + "\n";
+  }
+  return out;
 }
 
 }  // namespace kvqctl

@@ -56,7 +56,7 @@ class TopModel {
   std::uint64_t interval_ms_;
   std::optional<Sample> now_;
   std::deque<Sample> recent_;  // of one daemon, oldest first, `now_` last: what rates are of
-  std::deque<Past> past_;  // oldest first
+  std::deque<Past> past_;      // oldest first
   std::string why_lost_;
   std::uint64_t lost_since_ms_ = 0;
   bool lost_ = false, paused_ = false, filtering_ = false, helping_ = false, restarted_ = false;
