@@ -55,7 +55,8 @@ void verify(const Options& o, AdminClient& admin) {
 // Without a change: the session as `kvqctl sessions` has it.
 void evict(const Options& o, AdminClient& admin) {
   if (!o.dry_run) return print(o, admin.evict_session(o.session, o.kill), show_evict);
-  for (const Json& s : Json::parse(admin.sessions()).at("sessions")) {
+  const Json document = Json::parse(admin.sessions());
+  for (const Json& s : document.at("sessions")) {
     if (s.at("id") != o.session) continue;
     const Json report = {{"dry_run", true},  {"session", o.session},   {"pid", s.at("pid")},
                          {"killed", o.kill}, {"pages", s.at("pages")}, {"sequences", s.at("sequences")}};
