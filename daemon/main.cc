@@ -29,9 +29,9 @@ constexpr std::uint64_t kNotifyEndMs = 5000;    // longest that the end waits fo
 // What KJ has to say (a peer that sends garbage, mostly) goes to the log, within its bounds.
 class KjLog final : public kj::ExceptionCallback {
  public:
-  explicit KjLog(EventLoop& loop) : loop_(loop) {}
+  explicit KjLog(std::function<void(const std::string&)> log) : log_(std::move(log)) {}
   void logMessage(kj::LogSeverity, const char*, int, int, kj::String&& text) override {
-    log_event("event=rpc_fault text=\"" + one_line(text) + "\"", loop_.now_ms());
+    log_("event=rpc_fault text=\"" + one_line(text) + "\"");
   }
 
  private:
@@ -42,7 +42,7 @@ class KjLog final : public kj::ExceptionCallback {
     }
     return out;
   }
-  EventLoop& loop_;
+  const std::function<void(const std::string&)> log_;
 };
 
 // The device's work on the loop's worker pool. Its owner waits for `idle` before the device goes.
@@ -171,13 +171,16 @@ ExitCode run(const Config& config, bool& ready) {
   const std::unique_ptr<MetricsSocket> metrics_socket = bind_metrics(config, !intake.kept.empty());
   auto io = kj::setupAsyncIo();
   EventLoop loop(io, config.workers);
+  EventRing events;  // the lines of the log
+  const auto log = [&](const std::string& line) {
+    if (std::string told = log_event(line, loop.now_ms()); !told.empty()) events.add(std::move(told), loop.now_ms());
+  };
+  KjLog kj_log(log);
   auto lost = kj::newPromiseAndFulfiller<void>();  // pages, with the worker of their GPU
   bool pages_lost = false;
   auto told_to_end = loop.on_terminate().ignoreResult().exclusiveJoin(lost.promise.then([&] { pages_lost = true; }));
-  KjLog kj_log(loop);
   NotifyRetry notify_retry(loop, notify);
   ServiceKeeper keeper(notify, intake.kept);
-  const auto log = [&loop](const std::string& line) { log_event(line, loop.now_ms()); };
 
   std::unique_ptr<RpcServer> server;
   Workers workers(loop);
@@ -199,6 +202,7 @@ ExitCode run(const Config& config, bool& ready) {
     options.served_as = part.uuid;
     options.not_served = parts.not_served;
     options.log = log;
+    options.events = &events;
     options.keeper = keeper.active() ? part.keeper.get() : nullptr;
     options.kept = &part.made.sessions;
   }

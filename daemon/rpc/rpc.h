@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "daemon/event_loop.h"
+#include "daemon/rpc/event_ring.h"
 #include "daemon/store.h"
 
 namespace kvq {
@@ -74,6 +75,7 @@ struct RpcOptions {
   Keeper* keeper = nullptr;
   Kept* kept = nullptr;
 
+  const EventRing* events = nullptr;  // what `kvqctl events` shows; outlives the server. Null: nothing
   std::function<void(const std::string& line)> log = [](const std::string&) {};  // key=value text, one event each
 };
 

@@ -57,7 +57,11 @@ Sessions::Sessions(EventLoop& loop, Store& store, const RpcOptions& options)
     : loop_(loop),
       store_(store),
       options_(options),
-      ticker_(loop, store, options.tick_ms, [this](std::uint64_t now_ms) { after_tick(now_ms); }) {
+      room_events_(options.log, options.served_as.empty() ? options.device : options.served_as),
+      ticker_(loop, store, options.tick_ms, [this](std::uint64_t now_ms, const TickReport& report) {
+        room_events_.add(report, now_ms);
+        after_tick(now_ms);
+      }) {
   take_up_adopted();
 }
 

@@ -15,6 +15,7 @@
 #include "daemon/rpc/bell.h"
 #include "daemon/rpc/peer.h"
 #include "daemon/rpc/registration.h"
+#include "daemon/rpc/room_events.h"
 #include "daemon/rpc/ticker.h"
 #include "daemon/rpc/wire.h"
 
@@ -178,6 +179,7 @@ class Sessions {
   kj::PromiseFulfillerPair<void> drained_pair_ = kj::newPromiseAndFulfiller<void>();
   kj::ForkedPromise<void> drained_ = drained_pair_.promise.fork();
   EventLoop::Watch goodbye_;  // gives drain's answer time to leave
+  RoomEvents room_events_;
   Ticker ticker_;
 };
 
