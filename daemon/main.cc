@@ -159,6 +159,13 @@ std::unique_ptr<MetricsServer> start_metrics(kj::AsyncIoContext& io, const Metri
                        {.text = [&server] { return metrics_text(server.report()); }, .log = std::move(log)});
 }
 
+EventLoop::Watch feed_watchdog(EventLoop& loop, Notify& notify) {
+  if (watchdog_ms() < 2) return {};
+  return loop.every(watchdog_ms() / 2, [&notify] {
+    if (notify.waiting() == 0) notify.send("WATCHDOG=1");
+  });
+}
+
 // `ready` turns true when clients are served: what fails before is the machine's refusal to let kvqd start.
 ExitCode run(const Config& config, bool& ready) {
   Intake intake = take_descriptors();
@@ -214,12 +221,7 @@ ExitCode run(const Config& config, bool& ready) {
       if (server != nullptr) server->tick_soon(i);
     }));
   }
-  EventLoop::Watch watchdog;
-  if (watchdog_ms() >= 2) {
-    watchdog = loop.every(watchdog_ms() / 2, [&] {
-      if (notify.waiting() == 0) notify.send("WATCHDOG=1");
-    });
-  }
+  const EventLoop::Watch watchdog = feed_watchdog(loop, notify);
   log(ready_line(config, parts));
   notify.send("READY=1\nSTATUS=serving " + config.socket + " from " + devices_text(parts) + "; " + states_text(parts));
   ready = true;
