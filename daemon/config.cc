@@ -117,6 +117,11 @@ void check_tenants(const Config& config, const Origins& origins) {
   }
 }
 
+void check_metrics(const Config& config, const Origins& origins) {
+  if (config.metrics.path != config.socket) return;
+  fail_at(origins, "metrics", "unix:" + config.socket, "is kvqd's own socket; choose another path");
+}
+
 // Defaults that depend on other settings.
 void complete(Config& config, const Origins& origins) {
   if (!origins.contains("allow_unlisted")) config.allow_unlisted = config.tenants.empty();
@@ -157,6 +162,7 @@ Config assemble(const Arguments& arguments) {
   check_slabs(config, origins);
   check_watermarks(config.watermarks, origins);
   check_tenants(config, origins);
+  check_metrics(config, origins);
   return config;
 }
 

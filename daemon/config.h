@@ -37,6 +37,14 @@ struct TenantConfig {
 // automatic: a GPU if there is one to work with, else the host.
 enum class DeviceKind : std::uint8_t { automatic, host, cuda };
 
+// Where metrics are served: a Unix socket's path, or a loopback port; neither: nowhere.
+struct MetricsAddress {
+  std::string path;
+  std::string host;  // 127.0.0.1 or ::1
+  std::uint16_t port = 0;
+  bool off() const { return path.empty() && port == 0; }
+};
+
 struct Config {
   std::string socket = "/run/kvq/kvqd.sock";
   std::string socket_group;  // group that may connect; empty: only the daemon's user and root
@@ -57,9 +65,10 @@ struct Config {
   std::uint32_t step_deadline_ms = 30'000;  // past it an unended step costs its tenant new pages
   Format cold_format = Format::int4;        // what quantizing makes of a dense page
   std::string admin_group;                  // group of operators; empty: only root and the daemon's user
-  std::string log_level = "info";           // trace, debug, info, warn, error, off
-  std::uint32_t workers = 2;                // threads that transcode
-  bool lock_memory = false;                 // keep pages out of swap (needs RLIMIT_MEMLOCK)
+  MetricsAddress metrics;
+  std::string log_level = "info";  // trace, debug, info, warn, error, off
+  std::uint32_t workers = 2;       // threads that transcode
+  bool lock_memory = false;        // keep pages out of swap (needs RLIMIT_MEMLOCK)
   std::vector<TenantConfig> tenants;
   bool allow_unlisted = true;              // a peer of no tenant gets one of its own, by uid
   std::uint64_t unlisted_quota_bytes = 0;  // quota of such a tenant; default: the whole arena

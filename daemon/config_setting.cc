@@ -94,6 +94,25 @@ void set_log_level(Config& config, const Setting& setting) {
   config.log_level = kLogLevels[setting.choice(kLogLevels)];
 }
 
+void set_metrics(Config& config, const Setting& setting) {
+  const std::string text = setting.text();
+  MetricsAddress address;
+  const std::string_view unix_path = std::string_view(text).substr(0, 6) == "unix:/" ? text.c_str() + 5 : "";
+  if (!unix_path.empty()) {
+    address.path = unix_path;
+  } else if (text != "off") {
+    const std::string_view host = text.starts_with("[::1]:") ? "[::1]:" : "127.0.0.1:";
+    const char* const end = text.data() + text.size();
+    const char* const digits = text.data() + std::min(host.size(), text.size());
+    const auto [at, error] = std::from_chars(digits, end, address.port);
+    if (!text.starts_with(host) || error != std::errc() || at != end || address.port == 0) {
+      setting.fail("must be \"127.0.0.1:PORT\", \"[::1]:PORT\", \"unix:/PATH\" or \"off\": only loopback is served");
+    }
+    address.host = host == "[::1]:" ? "::1" : "127.0.0.1";
+  }
+  config.metrics = std::move(address);
+}
+
 void set_gpu_export(Config& config, const Setting& setting) {
   config.gpu_export = kGpuExports[setting.choice(kGpuExports)];
 }
@@ -134,6 +153,8 @@ constexpr SettingRule kRules[] = {
      set_integer<&Config::step_deadline_ms, 10, kMostMs>},
     {"cold_format", ValueKind::text, "what quantizing makes: int4, int4_k4, int4_k8, k8v4", set_cold_format},
     {"admin_group", ValueKind::text, "group that may use kvqctl's changing verbs", set_text<&Config::admin_group>},
+    {"metrics", ValueKind::text, "where Prometheus may ask: 127.0.0.1:PORT, [::1]:PORT, unix:/PATH (default: off)",
+     set_metrics},
     {"log_level", ValueKind::text, "trace, debug, info, warn, error, off", set_log_level},
     {"workers", ValueKind::integer, "threads that transcode", set_integer<&Config::workers, 1, 128>},
     {"lock_memory", ValueKind::boolean, "keep pages out of swap", set_boolean<&Config::lock_memory>},

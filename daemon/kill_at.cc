@@ -1,7 +1,7 @@
 // KVQ_KILL_PLAN=PATH: if that file exists when kvqd starts and says "POINT N", kvqd removes it and kills itself the
-// N-th time that it comes to that point; so the next one lives. "POINT N stop": it stops itself there, for tests that do
-// something meanwhile. KVQ_KILL_LOG=PATH: a line there for each point when a process first reaches it. Only in builds
-// with KVQ_KILL_POINTS.
+// N-th time that it comes to that point; so the next one lives. "POINT N stop": it stops itself there, for tests that
+// do something meanwhile. KVQ_KILL_LOG=PATH: a line there for each point when a process first reaches it. Only in
+// builds with KVQ_KILL_POINTS.
 #include "daemon/kill_at.h"
 
 #include <fcntl.h>

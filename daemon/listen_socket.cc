@@ -54,10 +54,10 @@ pid_t owner_of(int lock_fd) {
   return 0;
 }
 
-[[noreturn]] void refuse_running(const std::string& path, pid_t pid) {
+[[noreturn]] void refuse_running(const std::string& path, pid_t pid, const char* option) {
   refuse(ExitCode::already_running,
          "already running (pid " + (pid > 0 ? std::to_string(pid) : "unknown") + ") on " + path,
-         "stop it, or choose another path with --socket");
+         std::string("stop it, or choose another path with ") + option);
 }
 
 // The process listening at `address`, 0 when its pid is not ours to see; nothing when nobody listens.
@@ -73,13 +73,13 @@ std::optional<pid_t> listener_at(const sockaddr_un& address) {
   return listens ? std::optional(peer.pid) : std::nullopt;
 }
 
-gid_t group_id(const std::string& name) {
+gid_t group_id(const std::string& setting, const std::string& name) {
   std::vector<char> buffer(1 << 14);
   group entry{};
   group* found = nullptr;
   const int error = getgrnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
   if (found == nullptr)
-    refuse(ExitCode::usage, "socket_group = \"" + name + "\": no such group", "groupadd " + name, error);
+    refuse(ExitCode::usage, setting + " = \"" + name + "\": no such group", "groupadd " + name, error);
   return entry.gr_gid;
 }
 
@@ -91,7 +91,8 @@ std::string directory_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-ListenSocket::ListenSocket(const ListenOptions& options) : path_(options.path), fd_(options.handed) {
+ListenSocket::ListenSocket(const ListenOptions& options)
+    : path_(options.path), option_(options.option), fd_(options.handed) {
   try {
     (void)address_of(path_);
     take_lock();
@@ -121,7 +122,7 @@ void ListenSocket::take_lock() {
     const int error = errno;
     const pid_t owner = error == EWOULDBLOCK ? owner_of(fd) : 0;
     close(fd);
-    if (error == EWOULDBLOCK) refuse_running(path_, owner);
+    if (error == EWOULDBLOCK) refuse_running(path_, owner, option_);
     refuse(ExitCode::environment, "lock file " + lock_path, "choose a path on a file system with locks", error);
   }
   lock_fd_ = fd;  // from here it is ours to write
@@ -152,10 +153,10 @@ void ListenSocket::bind_fresh(const ListenOptions& options) {
   if (lstat(path_.c_str(), &status) == 0) {
     if (!S_ISSOCK(status.st_mode)) {
       refuse(ExitCode::usage, path_ + " exists and is not a socket",
-             "move it away, or choose another path with --socket");
+             std::string("move it away, or choose another path with ") + option_);
     }
     // We hold the lock, so this is a stale socket, unless it belongs to somebody who does not lock, such as systemd.
-    if (const auto pid = listener_at(address)) refuse_running(path_, *pid);
+    if (const auto pid = listener_at(address)) refuse_running(path_, *pid, option_);
     unlink(path_.c_str());
   }
   fd_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -166,7 +167,8 @@ void ListenSocket::bind_fresh(const ListenOptions& options) {
     refuse(ExitCode::environment, "bind " + path_, "make its directory writable for kvqd's user", errno);
   }
   bound_ = true;
-  if (!options.group.empty() && chown(path_.c_str(), static_cast<uid_t>(-1), group_id(options.group)) != 0) {
+  if (!options.group.empty() &&
+      chown(path_.c_str(), static_cast<uid_t>(-1), group_id(options.group_setting, options.group)) != 0) {
     refuse(ExitCode::environment, "cannot give " + path_ + " to group " + options.group,
            "make kvqd's user a member of it (SupplementaryGroups= in the unit)", errno);
   }

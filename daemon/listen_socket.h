@@ -15,6 +15,8 @@ struct ListenOptions {
   std::string path;
   std::string group;  // group that may connect; empty: the socket keeps this process's group
   unsigned mode = 0660;
+  const char* option = "--socket";  // what chooses the path, and the group, for messages
+  const char* group_setting = "socket_group";
   int handed = -1;  // a socket from the service manager or kvq-hold, close-on-exec; owned by ListenSocket from here on
 };
 
@@ -39,6 +41,7 @@ class ListenSocket {
   void release() noexcept;
 
   std::string path_;
+  const char* const option_;
   int lock_fd_ = -1;
   int fd_ = -1;
   bool adopted_ = false;

@@ -30,7 +30,7 @@ void start_log(const std::string& level) {
   spdlog::set_default_logger(std::move(logger));
 }
 
-void log_event(const std::string& line, std::uint64_t now_ms) {
+std::string log_event(const std::string& line, std::uint64_t now_ms) {
   static std::map<std::string, Kind> kinds;
   const std::string name = line.substr(0, line.find(' '));
   if (kinds.size() >= kMaxKinds && kinds.count(name) == 0) kinds.clear();
@@ -41,14 +41,12 @@ void log_event(const std::string& line, std::uint64_t now_ms) {
   }
   if (++kind.lines > kLinesPerSecond) {
     ++kind.left_out;
-    return;
+    return {};
   }
-  if (kind.left_out == 0) {
-    spdlog::info("{}", line);
-  } else {
-    spdlog::info("{} left_out={}", line, kind.left_out);
-  }
+  const std::string told = line + (kind.left_out == 0 ? "" : " left_out=" + std::to_string(kind.left_out));
   kind.left_out = 0;
+  spdlog::info("{}", told);
+  return told;
 }
 
 void log_warning(const std::string& line) { spdlog::warn("{}", line); }

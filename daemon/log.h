@@ -12,8 +12,8 @@ namespace kvq {
 // `level`: trace, debug, info, warn, error or off. Lines get a time unless stderr is the journal, which has its own.
 void start_log(const std::string& level);
 
-// Loop thread only.
-void log_event(const std::string& line, std::uint64_t now_ms);
+// Loop thread only. Returns the line as it got through; empty: it was left out.
+std::string log_event(const std::string& line, std::uint64_t now_ms);
 void log_warning(const std::string& line);
 void log_error(const std::string& line);
 

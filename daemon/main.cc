@@ -11,6 +11,9 @@
 #include "daemon/limits.h"
 #include "daemon/listen_socket.h"
 #include "daemon/log.h"
+#include "daemon/metrics/metrics_server.h"
+#include "daemon/metrics/node_metrics.h"
+#include "daemon/metrics_socket.h"
 #include "daemon/parts.h"
 #include "daemon/rpc/rpc.h"
 #include "daemon/setup.h"
@@ -26,9 +29,9 @@ constexpr std::uint64_t kNotifyEndMs = 5000;    // longest that the end waits fo
 // What KJ has to say (a peer that sends garbage, mostly) goes to the log, within its bounds.
 class KjLog final : public kj::ExceptionCallback {
  public:
-  explicit KjLog(EventLoop& loop) : loop_(loop) {}
+  explicit KjLog(std::function<void(const std::string&)> log) : log_(std::move(log)) {}
   void logMessage(kj::LogSeverity, const char*, int, int, kj::String&& text) override {
-    log_event("event=rpc_fault text=\"" + one_line(text) + "\"", loop_.now_ms());
+    log_("event=rpc_fault text=\"" + one_line(text) + "\"");
   }
 
  private:
@@ -39,7 +42,7 @@ class KjLog final : public kj::ExceptionCallback {
     }
     return out;
   }
-  EventLoop& loop_;
+  const std::function<void(const std::string&)> log_;
 };
 
 // The device's work on the loop's worker pool. Its owner waits for `idle` before the device goes.
@@ -134,6 +137,35 @@ std::string ready_line(const Config& config, const Parts& parts) {
          " device=\"" + devices_text(parts) + "\"";
 }
 
+// Null where they are off. No port is worth the pages that an earlier kvqd left: then kvqd goes on without metrics.
+std::unique_ptr<MetricsSocket> bind_metrics(const Config& config, bool takes_over) {
+  if (config.metrics.off()) return nullptr;
+  try {
+    return std::make_unique<MetricsSocket>(MetricsSocketOptions{.path = config.metrics.path,
+                                                                .group = config.admin_group,
+                                                                .host = config.metrics.host,
+                                                                .port = config.metrics.port});
+  } catch (const StartupError& error) {
+    if (!takes_over) throw;
+    log_warning("event=metrics_off why=\"" + std::string(error.what()) + "\"");
+    return nullptr;
+  }
+}
+
+std::unique_ptr<MetricsServer> start_metrics(kj::AsyncIoContext& io, const MetricsSocket* socket,
+                                             const RpcServer& server, std::function<void(const std::string&)> log) {
+  if (socket == nullptr) return nullptr;
+  return serve_metrics(io, socket->fd(),
+                       {.text = [&server] { return metrics_text(server.report()); }, .log = std::move(log)});
+}
+
+EventLoop::Watch feed_watchdog(EventLoop& loop, Notify& notify) {
+  if (watchdog_ms() < 2) return {};
+  return loop.every(watchdog_ms() / 2, [&notify] {
+    if (notify.waiting() == 0) notify.send("WATCHDOG=1");
+  });
+}
+
 // `ready` turns true when clients are served: what fails before is the machine's refusal to let kvqd start.
 ExitCode run(const Config& config, bool& ready) {
   Intake intake = take_descriptors();
@@ -143,15 +175,19 @@ ExitCode run(const Config& config, bool& ready) {
   for (const std::string& warning : check_environment(needs_of(config, choice, notify.active())))
     log_warning("event=warning text=\"" + warning + "\"");
   const ListenSocket socket({.path = config.socket, .group = config.socket_group, .handed = intake.socket.release()});
+  const std::unique_ptr<MetricsSocket> metrics_socket = bind_metrics(config, !intake.kept.empty());
   auto io = kj::setupAsyncIo();
   EventLoop loop(io, config.workers);
+  EventRing events;  // the lines of the log
+  const auto log = [&](const std::string& line) {
+    if (std::string told = log_event(line, loop.now_ms()); !told.empty()) events.add(std::move(told), loop.now_ms());
+  };
+  KjLog kj_log(log);
   auto lost = kj::newPromiseAndFulfiller<void>();  // pages, with the worker of their GPU
   bool pages_lost = false;
   auto told_to_end = loop.on_terminate().ignoreResult().exclusiveJoin(lost.promise.then([&] { pages_lost = true; }));
-  KjLog kj_log(loop);
   NotifyRetry notify_retry(loop, notify);
   ServiceKeeper keeper(notify, intake.kept);
-  const auto log = [&loop](const std::string& line) { log_event(line, loop.now_ms()); };
 
   std::unique_ptr<RpcServer> server;
   Workers workers(loop);
@@ -173,28 +209,26 @@ ExitCode run(const Config& config, bool& ready) {
     options.served_as = part.uuid;
     options.not_served = parts.not_served;
     options.log = log;
+    options.events = &events;
     options.keeper = keeper.active() ? part.keeper.get() : nullptr;
     options.kept = &part.made.sessions;
   }
   server = serve(loop, *io.lowLevelProvider, std::move(rpc_parts), socket.fd());
+  std::unique_ptr<MetricsServer> metrics = start_metrics(io, metrics_socket.get(), *server, log);
   std::vector<EventLoop::Watch> device_watches;
   for (std::size_t i = 0; i < parts.served.size(); ++i) {
     device_watches.push_back(watch_device(loop, *parts.served[i].made.device, [&server, i] {
       if (server != nullptr) server->tick_soon(i);
     }));
   }
-  EventLoop::Watch watchdog;
-  if (watchdog_ms() >= 2) {
-    watchdog = loop.every(watchdog_ms() / 2, [&] {
-      if (notify.waiting() == 0) notify.send("WATCHDOG=1");
-    });
-  }
+  const EventLoop::Watch watchdog = feed_watchdog(loop, notify);
   log(ready_line(config, parts));
   notify.send("READY=1\nSTATUS=serving " + config.socket + " from " + devices_text(parts) + "; " + states_text(parts));
   ready = true;
   serve_until_told(loop, *server, kj::mv(told_to_end), keeper, notify);
   if (!pages_lost) forget_what_ends(parts);  // else the names stay, so that the next kvqd says why it starts clean
   log("event=stopping sessions=" + std::to_string(server->sessions()));
+  metrics.reset();
   server.reset();
   loop.run(workers.idle());
   notify_retry.finish();

@@ -1,8 +1,9 @@
 // What kvqd tells its service manager, by the notify protocol: datagrams of NAME=VALUE lines, some with a descriptor.
 //
-// Invariant: no call waits longer than a tenth of a second, and only one with a descriptor waits at all. What the manager's full queue does not take is kept here with a duplicate of its
-// descriptor and goes out later, in the order of the calls. A manager that is gone is said once; then all is dropped.
-// Without an address every call does nothing, so that kvqd runs the same from a shell.
+// Invariant: no call waits longer than a tenth of a second, and only one with a descriptor waits at all. What the
+// manager's full queue does not take is kept here with a duplicate of its descriptor and goes out later, in the order
+// of the calls. A manager that is gone is said once; then all is dropped. Without an address every call does nothing,
+// so that kvqd runs the same from a shell.
 #pragma once
 
 #include <cstdint>

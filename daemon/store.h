@@ -18,6 +18,7 @@
 #include "daemon/core/pressure.h"
 #include "daemon/device/device.h"
 #include "daemon/shm/descriptor.h"
+#include "daemon/store_counts.h"
 #include "kvq/page_format.h"
 #include "kvq/prefix_table.h"
 #include "kvq/result.h"
@@ -147,7 +148,8 @@ struct TenantStatus {
   std::uint64_t open_pages = 0, sealed_pages = 0, cached_pages = 0;  // cached: sealed and held by no sequence
   std::uint32_t sessions = 0;
   PressureLevel level = PressureLevel::calm;
-  std::uint64_t hits_pages = 0, lookups = 0;  // attach calls and the pages they got
+  bool configured = true;  // false: an earlier daemon's, which this one's settings do not name
+  TenantCounts counts;
 };
 
 struct SessionStatus {
@@ -187,8 +189,10 @@ struct StoreStatus {
   std::uint32_t slabs = 0, slabs_free = 0, slabs_reserved = 0;
   PressureLevel level = PressureLevel::calm;
   Watermarks watermarks;
-  std::uint64_t transcodes = 0, transcode_failures = 0, transcode_bytes = 0, drops = 0, refusals = 0, limbo_slots = 0;
+  std::uint64_t limbo_slots = 0;
+  std::uint64_t oldest_step_ms = 0;  // how long the oldest open step has been seen open
   std::uint32_t transcodes_in_flight = 0;
+  StoreCounts counts;
   bool draining = false;
   std::uint64_t instance = 0;  // random per arena; stays over adoption
   VerifyStatus verify;

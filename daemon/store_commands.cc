@@ -23,6 +23,7 @@ std::uint32_t StoreState::drain_commands(SessionId id, std::uint64_t now_ms) {
     save(*s, s->record->counts);
     s->segment.take_command();
     if (!carried_out) {
+      ++counts_.commands_refused;
       save(*s, s->record->refused);
       s->segment.words().commands_refused.store(++s->record->refused, std::memory_order_relaxed);
       s->changed = true;

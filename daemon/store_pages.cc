@@ -117,8 +117,8 @@ void StoreState::withdraw_credits(SessionId id) {
   Session* s = find_session(id);
   if (s == nullptr || s->wish == 0) return;
   s->wish = 0;
-  ++refusals_;
-  ++tenant_of(s->request.tenant).refusals;
+  ++counts_.refusals;
+  ++tenant_of(s->request.tenant).counts.refusals;
 }
 
 bool StoreState::return_credit(Session& s, const Command& c) {
@@ -165,6 +165,7 @@ void StoreState::reap(Tenant& t, std::uint64_t now_ms) {
   if (t.limbo.size() == 0) return;
   t.limbo.reap(oldest_open(t), [&](const Retired& item) {
     pool_.reap(item.slot, now_ms);
+    counts_.grace_period.add(now_ms - std::min(now_ms, item.retired_ms));
     if (item.page == kNullPage) return;
     t.pages->release_id(item.page);
     kill_point(KillPoint::slot_reaped);

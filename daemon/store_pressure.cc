@@ -278,7 +278,7 @@ bool StoreState::drop_page(Tenant& t, PageId page) {
   retire_page(t, page);
   commit();
   kill_point(KillPoint::page_dropped);
-  ++drops_;
+  ++counts_.drops;
   return true;
 }
 

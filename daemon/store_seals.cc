@@ -63,6 +63,7 @@ void StoreState::seal_page(Tenant& t, PageId page, bool complete) {
   kill_point(KillPoint::seal_committed);
   publish(t, page, {r.generation, r.format, EntryState::sealed, pool_.offset_bytes({r.slab, r.slot})});
   t.unchecked.emplace_back(page, r.generation);
+  ++t.counts.sealed_pages;
 }
 
 }  // namespace kvq

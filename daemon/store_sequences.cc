@@ -123,7 +123,7 @@ Result<std::vector<PageId>> StoreState::attach(SessionId id, SequenceId sequence
   if (raw(sequence) == 0 || raw(sequence) >= kMaxSequences) {
     return Error{Errc::invalid_argument, 0, "the sequence id is out of range"};
   }
-  ++t.lookups;
+  ++t.counts.lookups;
   const Error stale{Errc::stale_id, 0, "the prefix is not cached under this page any more"};
   if (pages == 0 || !t.pages->names_page(last_page)) return stale;
   const PageRecord& last = t.pages->record(last_page);
@@ -152,7 +152,8 @@ Result<std::vector<PageId>> StoreState::attach(SessionId id, SequenceId sequence
   sequences_->commit(*made, std::uint64_t{pages} * kPageTokens, now_ms_);
   commit();
   kill_point(KillPoint::attach_committed);
-  t.hit_pages += pages;
+  ++t.counts.hits;
+  for (const PageId p : chain) ++t.counts.hit_pages[static_cast<std::size_t>(t.pages->record(p).format)];
   return chain;
 }
 

@@ -68,7 +68,7 @@ bool StoreState::create_slab(Tenant& t, std::uint16_t model, Format format, bool
     }
     queue_notice(id, *slab, true);
   }
-  ++slabs_created_;
+  ++counts_.slabs_created;
   *obstacle = Obstacle::waiting;
   log("event=slab_create slab=" + std::to_string(raw(*slab)) + " tenant=" + t.spec.name +
       " format=" + std::to_string(static_cast<int>(format)) + " free=" + std::to_string(pool_.free_slabs()));
@@ -102,7 +102,7 @@ void StoreState::finish_drain_if_answered(SlabId slab) {
   forget(kept_name("slab", raw(slab)));
   device_.destroy_slab(slab);
   use = SlabUse{};
-  ++slabs_destroyed_;
+  ++counts_.slabs_destroyed;
   log("event=slab_destroy slab=" + std::to_string(raw(slab)) + " tenant=" + tenant_of(tenant).spec.name);
 }
 

@@ -111,7 +111,7 @@ class StoreState final : public Store {
     std::uint32_t missing_ids = 0;                           // page ids that they lack
     std::uint64_t leaving_bytes = 0;                         // slots that jobs in flight move pages out of
     Obstacle obstacle = Obstacle::none;
-    std::uint64_t hit_pages = 0, lookups = 0, refusals = 0;
+    TenantCounts counts;
   };
 
   struct Session {
@@ -129,6 +129,7 @@ class StoreState final : public Store {
     std::uint32_t wish = 0;                       // pages that a parked request waits for
     std::uint64_t wish_order = 0;                 // earlier wishes are served first
     Epoch oldest_step{};                          // of its open steps, at the last tick
+    bool step_open = false;                       // there was one
     std::uint64_t oldest_since_ms = 0;
     std::vector<LostPage> lost;  // the newest of those that DaemonWords.lost_pages counts
   };
@@ -146,6 +147,7 @@ class StoreState final : public Store {
     std::uint16_t generation = 0;  // of a check, as the next
     std::uint32_t moved_before = 0;
     SlotRef from, to;
+    std::uint64_t started_ms = 0;
     Format format = Format::none;  // of the destination
     bool moves = false;            // a compaction: same format, another slab
     bool checks = false;           // reads only: to sum the page up, or to compare it with its checksum
@@ -293,6 +295,7 @@ class StoreState final : public Store {
   bool may_have_pages(const Session& s) const;
   bool is_urgent() const;
   void note_steps(std::uint64_t now_ms);
+  std::uint64_t open_ms(const Session& s) const { return now_ms_ - std::min(now_ms_, s.oldest_since_ms); }
   void update_words(Session& s);
   PressureLevel level_of(const Tenant& t) const { return std::max(t.level, arena_level_); }
   bool is_busy() const;
@@ -323,8 +326,7 @@ class StoreState final : public Store {
   bool delivering_ = false, draining_ = false;
   PressureLevel arena_level_ = PressureLevel::calm;
   std::uint32_t arena_boost_ = 0;
-  std::uint64_t transcodes_ = 0, transcode_failures_ = 0, transcode_bytes_ = 0, drops_ = 0, refusals_ = 0;
-  std::uint64_t slabs_created_ = 0, slabs_destroyed_ = 0;
+  StoreCounts counts_;
   VerifyStatus verify_;
   AdoptReport adopt_;
   std::optional<std::uint64_t> create_failed_ms_;  // when the device last found no memory for a slab

@@ -15,11 +15,7 @@ StoreStatus StoreState::status() const {
   out.slabs_reserved = pool_.reserve();
   out.level = arena_level_;
   out.watermarks = config_.watermarks;
-  out.transcodes = transcodes_;
-  out.transcode_failures = transcode_failures_;
-  out.transcode_bytes = transcode_bytes_;
-  out.drops = drops_;
-  out.refusals = refusals_;
+  out.counts = counts_;
   out.transcodes_in_flight = static_cast<std::uint32_t>(jobs_.size() - checks_in_flight_);
   out.draining = draining_;
   out.instance = tables_.root_record().instance;
@@ -40,9 +36,12 @@ StoreStatus StoreState::status() const {
     s.cached_pages = t->pages->cached_pages();
     s.sessions = static_cast<std::uint32_t>(t->sessions.size());
     s.level = level_of(*t);
-    s.hits_pages = t->hit_pages;
-    s.lookups = t->lookups;
+    s.configured = t->configured;
+    s.counts = t->counts;
     out.tenants.push_back(std::move(s));
+  }
+  for (const auto& [id, s] : sessions_) {
+    if (s->segment.open_steps() > 0) out.oldest_step_ms = std::max(out.oldest_step_ms, open_ms(*s));
   }
   for (std::uint32_t i = 0; i < pool_.size(); ++i) {
     const Slab& slab = pool_.slab(SlabId{i});
@@ -81,7 +80,7 @@ std::vector<SessionStatus> StoreState::sessions() const {
     if (x.open_steps > 0)
       x.oldest_step_epochs = raw(current) + 1 - std::min(raw(current) + 1, raw(s->segment.oldest_open(current)));
     if (x.open_steps > 0) {
-      x.oldest_step_ms = now_ms_ - std::min(now_ms_, s->oldest_since_ms);
+      x.oldest_step_ms = open_ms(*s);
       for (const Retired& item : tenant_of(s->request.tenant).limbo.items()) {
         if (item.tag >= s->oldest_step) x.limbo_bytes += pool_.slab(item.slot.slab).page_bytes;
       }

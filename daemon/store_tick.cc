@@ -54,7 +54,10 @@ void StoreState::note_steps(std::uint64_t now_ms) {
   for (auto& [id, s] : sessions_) {
     const Epoch current = tenant_of(s->request.tenant).directory.epoch();
     const Epoch oldest = s->segment.oldest_open(current);
-    if (oldest > current || oldest != s->oldest_step) s->oldest_since_ms = now_ms;
+    const bool changed = oldest > current || oldest != s->oldest_step;
+    if (changed && s->step_open) counts_.step.add(open_ms(*s));
+    if (changed) s->oldest_since_ms = now_ms;
+    s->step_open = oldest <= current;
     s->oldest_step = oldest;
   }
 }

@@ -27,7 +27,13 @@ bool StoreState::start_transcode(Tenant& t, PageId page, Format to, std::optiona
   const std::optional<SlotRef> slot = pool_.take(t.id, Layouts::id(r.model, to), page, leave);
   if (!slot) return false;
   const SlotRef from{r.slab, r.slot};
-  const Job job{.tenant = t.id, .page = page, .from = from, .to = *slot, .format = to, .moves = to == r.format};
+  const Job job{.tenant = t.id,
+                .page = page,
+                .from = from,
+                .to = *slot,
+                .started_ms = now_ms_,
+                .format = to,
+                .moves = to == r.format};
   unsubmitted_.push_back({.id = ++last_job_,
                           .geometry = &layouts_->geometry(r.model),
                           .from = &layouts_->layout(r.model, r.format),
@@ -94,7 +100,7 @@ void StoreState::finish_job(const Job& job, const TranscodeDone& done, TickRepor
   }
   if (error.code != Errc::ok) {
     ++report.transcodes_failed;
-    ++transcode_failures_;
+    ++counts_.transcode_failures;
     if (error.code == Errc::lost_page) return quarantine(t, job.page);
     if (error.code == Errc::invalid_argument && !job.moves) {
       t.pages->set_keeps_dense(job.page);
@@ -107,6 +113,9 @@ void StoreState::finish_job(const Job& job, const TranscodeDone& done, TickRepor
     return;
   }
   if (stays) return;
+  ++counts_.transcodes[static_cast<std::size_t>(r.format)][static_cast<std::size_t>(job.format)];
+  counts_.transcode_bytes += layouts_->layout(r.model, job.format).page_bytes;
+  counts_.transcode.add(now_ms_ - job.started_ms);
   t.pages->set_place(job.page, {job.to.slab, job.to.slot, job.format});
   t.pages->set_checksum(job.page, done.checksum);
   publish(t, job.page, {r.generation, job.format, EntryState::sealed, pool_.offset_bytes(job.to)});
@@ -116,8 +125,6 @@ void StoreState::finish_job(const Job& job, const TranscodeDone& done, TickRepor
   t.pages->count_failure(job.page, false);
   t.pages->move(job.page, PageState::sealed);
   ++report.transcodes_done;
-  ++transcodes_;
-  transcode_bytes_ += layouts_->layout(r.model, job.format).page_bytes;
 }
 
 }  // namespace kvq

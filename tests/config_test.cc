@@ -70,6 +70,27 @@ TEST_F(ConfigTest, DefaultsAreConsistent) {
   EXPECT_EQ(result.config->unlisted_quota_bytes, result.config->arena_bytes);
 }
 
+TEST_F(ConfigTest, MetricsAreOffOrOnLoopbackOrInTheFileSystem) {
+  EXPECT_TRUE(parse({}).config.value().metrics.off());
+  EXPECT_TRUE(parse_file("metrics = \"off\"").config.value().metrics.off());
+  const MetricsAddress v4 = parse_file("metrics = \"127.0.0.1:9477\"").config.value().metrics;
+  EXPECT_EQ(v4.host + " " + std::to_string(v4.port) + v4.path, "127.0.0.1 9477");
+  const MetricsAddress v6 = parse({"--metrics", "[::1]:1"}).config.value().metrics;
+  EXPECT_EQ(v6.host + " " + std::to_string(v6.port) + v6.path, "::1 1");
+  EXPECT_EQ(parse_file("metrics = \"unix:/run/kvq/m.sock\"").config.value().metrics.path, "/run/kvq/m.sock");
+  EXPECT_TRUE(parse_file("metrics = \"127.0.0.1:9477\"", {"--metrics", "off"}).config.value().metrics.off());
+  for (const char* bad :
+       {"", "9477", ":9477", "0.0.0.0:9477", "127.0.0.1", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65536",
+        "127.0.0.1:9477x", "localhost:9477", "[::]:9477", "[::1]9477", "unix:relative", "/run/m.sock"}) {
+    EXPECT_THAT(refusal(std::string("# settings\nmetrics = \"") + bad + "\""),
+                AllOf(StartsWith("kvqd.toml:2: metrics = "), HasSubstr("only loopback is served")))
+        << bad;
+  }
+  EXPECT_THAT(refusal("metrics = 9477"), HasSubstr("kvqd.toml:1: metrics = 9477: must be text"));
+  EXPECT_THAT(refusal("socket = \"/tmp/k.sock\"\nmetrics = \"unix:/tmp/k.sock\""),
+              AllOf(StartsWith("kvqd.toml:2: metrics = "), HasSubstr("is kvqd's own socket")));
+}
+
 TEST_F(ConfigTest, FileSetsEveryKind) {
   const auto result = parse_file(R"(
 socket = "/tmp/k.sock"

@@ -167,8 +167,8 @@ TEST(StorePressure, EightTimesTheArenaPassesThroughAndOldestContentGoesFirst) {
     node.tick();
   }
   const StoreStatus status = node.store->status();
-  EXPECT_GT(status.drops, 0u);
-  EXPECT_GT(status.transcodes, 0u);
+  EXPECT_GT(status.counts.drops, 0u);
+  EXPECT_GT(status.counts.all_transcodes(), 0u);
   EXPECT_EQ(client->find(chain_key(1, 0)).page, kNullPage);
   EXPECT_NE(client->find(chain_key(40, 3)).page, kNullPage);
   node.store->check_invariants();
@@ -306,7 +306,7 @@ TEST(StorePressure, FailedTranscodeLeavesThePageAndSaysWhy) {
   node.device.faults.fail_for_good = 1;
   node.store->quantize(std::nullopt, 0, false, node.now_ms);
   node.ticks(5);
-  EXPECT_EQ(node.store->status().transcode_failures, 3u);
+  EXPECT_EQ(node.store->status().counts.transcode_failures, 3u);
   EXPECT_FALSE(node.store->pages(tenant, 1, node.now_ms)[0].stays_dense.empty());
   node.device.faults.fail_for_good = 0;
   EXPECT_EQ(node.store->quantize(std::nullopt, 0, false, node.now_ms).pages, 0u);
@@ -325,7 +325,7 @@ TEST(StorePressure, DeathsOfTheWorkerAreNotHeldAgainstThePage) {
     node.store->quantize(std::nullopt, 0, false, node.now_ms);
     node.ticks(5);
   }
-  EXPECT_EQ(node.store->status().transcode_failures, 60u);
+  EXPECT_EQ(node.store->status().counts.transcode_failures, 60u);
   node.device.faults.fail_lost = 0;
   EXPECT_EQ(node.store->quantize(std::nullopt, 0, false, node.now_ms).pages, 3u);
   node.ticks(5);
@@ -366,7 +366,7 @@ TEST(StorePressure, CacheThatUsesUpAllPageIdsGivesWay) {
     s.release(i);
   }
   EXPECT_EQ(node.store->status().level, PressureLevel::calm);
-  EXPECT_GE(node.store->status().drops, 64u);
+  EXPECT_GE(node.store->status().counts.drops, 64u);
 }
 
 TEST(StorePressure, DryRunChangesNothing) {

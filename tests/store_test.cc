@@ -26,8 +26,8 @@ TEST(Store, SealedPagesAreFoundAndAttachedByAnotherSession) {
   EXPECT_EQ(*got, pages);
   for (std::uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(second->holds(pages[i], value_of(chain_key(7, i))));
   EXPECT_EQ(page_status(node, tenant, pages[1]).references, 2u);
-  EXPECT_EQ(node.store->status().tenants[0].lookups, 1u);
-  EXPECT_EQ(node.store->status().tenants[0].hits_pages, 3u);
+  EXPECT_EQ(node.store->status().tenants[0].counts.lookups, 1u);
+  EXPECT_EQ(node.store->status().tenants[0].counts.all_hit_pages(), 3u);
   node.store->check_invariants();
 }
 

@@ -15,6 +15,15 @@ if(SYSTEMD_ANALYZE)  # it wants the program to exist, so the copy that is verifi
   add_test(NAME systemd_units COMMAND ${SYSTEMD_ANALYZE} verify units/kvqd.service units/kvqd.socket)
   set_tests_properties(systemd_units PROPERTIES LABELS unit WORKING_DIRECTORY ${CMAKE_BINARY_DIR} FAIL_REGULAR_EXPRESSION "kvqd")
 endif()
+if(SYSTEMD_ANALYZE)  # the same with the drop-in that metrics on a port need
+  file(CONFIGURE OUTPUT units/with_metrics/kvqd.service CONTENT "${KVQD_SERVICE_VERIFIED}")
+  configure_file(systemd/kvqd.socket units/with_metrics/kvqd.socket COPYONLY)
+  configure_file(systemd/kvqd-metrics.conf units/with_metrics/kvqd.service.d/metrics.conf COPYONLY)
+  add_test(NAME systemd_units_metrics COMMAND ${SYSTEMD_ANALYZE} verify units/with_metrics/kvqd.service units/with_metrics/kvqd.socket)
+  set_tests_properties(systemd_units_metrics PROPERTIES LABELS unit WORKING_DIRECTORY ${CMAKE_BINARY_DIR} FAIL_REGULAR_EXPRESSION "kvqd")
+endif()
+add_test(NAME prometheus COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tests/prometheus_test.py $<TARGET_FILE:kvqd> ${CMAKE_SOURCE_DIR})
+set_tests_properties(prometheus PROPERTIES LABELS multiprocess SKIP_RETURN_CODE 77)
 add_test(NAME example_config COMMAND kvqd --config ${CMAKE_SOURCE_DIR}/systemd/kvqd.toml --check-config)
 set_tests_properties(example_config PROPERTIES LABELS unit)
 # Python drives the installed form: the shared library of this build, real processes, a real model.
@@ -47,13 +56,16 @@ gtest_discover_tests(listen_socket_test PROPERTIES LABELS multiprocess)
 add_executable(keeper_test tests/gpu_list_test.cc tests/keeper_test.cc daemon/gpu_list.cc daemon/make_store.cc)
 target_link_libraries(keeper_test kvq_keeper kvq_startup kvq_store kvq_device_host kvq_device_worker GTest::gmock_main)
 gtest_discover_tests(keeper_test PROPERTIES LABELS multiprocess)
-foreach(test session admin devices operator resume limits hostile babble)
+add_executable(metrics_test tests/metrics/metrics_server_test.cc tests/metrics/node_metrics_test.cc tests/support/scrape.cc)
+target_link_libraries(metrics_test kvq_metrics kvq_startup GTest::gtest_main)
+gtest_discover_tests(metrics_test PROPERTIES LABELS unit)
+foreach(test session admin devices events operator resume limits hostile babble)
   add_executable(rpc_${test}_test tests/rpc/${test}_test.cc)
   target_include_directories(rpc_${test}_test PRIVATE ${JSON_INCLUDE})
   target_link_libraries(rpc_${test}_test kvq_rpc GTest::gtest_main)
   gtest_discover_tests(rpc_${test}_test PROPERTIES LABELS unit)
 endforeach()
-target_sources(rpc_operator_test PRIVATE tools/kvqctl/tables.cc)  # what the documents look like
+target_link_libraries(rpc_operator_test kvqctl_view)  # what the documents look like
 foreach(test daemon kvqctl)
   add_executable(e2e_${test}_test tests/e2e/${test}_test.cc)
   target_include_directories(e2e_${test}_test PRIVATE ${CMAKE_SOURCE_DIR} ${JSON_INCLUDE})
@@ -62,6 +74,11 @@ foreach(test daemon kvqctl)
   add_dependencies(e2e_${test}_test kvqd kvqctl)
   gtest_discover_tests(e2e_${test}_test PROPERTIES LABELS multiprocess)
 endforeach()
+add_executable(kvqctl_view_test tests/e2e/doctor_test.cc tests/e2e/top_model_test.cc)
+target_link_libraries(kvqctl_view_test kvqctl_view GTest::gmock_main)
+gtest_discover_tests(kvqctl_view_test PROPERTIES LABELS unit)
+add_test(NAME kvqctl_completion COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tests/e2e/completion_test.py $<TARGET_FILE:kvqctl>)
+set_tests_properties(kvqctl_completion PROPERTIES LABELS unit)
 add_executable(fake_daemon tests/e2e/fake_daemon.cc)
 add_executable(e2e_holder_test tests/e2e/holder_test.cc tests/e2e/holder_kvqd_test.cc)
 target_include_directories(e2e_holder_test PRIVATE ${CMAKE_SOURCE_DIR})
@@ -118,6 +135,11 @@ target_compile_definitions(kvq_test_support PRIVATE KVQD_PATH="$<TARGET_FILE:kvq
 target_include_directories(kvq_test_support PRIVATE ${JSON_INCLUDE})
 target_link_libraries(kvq_test_support PUBLIC kvq_client kvq_oracle GTest::gtest)
 add_dependencies(kvq_test_support kvqd kvq-hold)
+add_executable(kvq_load tests/e2e/load.cc)
+target_link_libraries(kvq_load kvq_test_support)
+add_test(NAME kvqctl_top COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tests/e2e/top_test.py $<TARGET_FILE:kvqd> $<TARGET_FILE:kvqctl>
+         $<TARGET_FILE:kvq_load>)
+set_tests_properties(kvqctl_top PROPERTIES LABELS multiprocess)
 add_executable(kvq_multiprocess_test
   tests/multiprocess/adopt_test.cc
   tests/multiprocess/attach_test.cc
@@ -172,6 +194,13 @@ endif()
 if(NOT KVQ_SANITIZE)  # UBSan's own look at an object takes a descriptor; this one runs with the release build's unit tests
   gtest_discover_tests(kvq_hardship_test TEST_FILTER "*NoDescriptors*" DISCOVERY_TIMEOUT 60 TEST_LIST kvq_shortage_tests PROPERTIES LABELS unit)
 endif()
+# What an operator's monitoring sees.
+add_executable(kvq_metrics_test tests/multiprocess/decoder.cc tests/multiprocess/main.cc tests/multiprocess/metrics_test.cc tests/support/scrape.cc)
+target_include_directories(kvq_metrics_test PRIVATE ${JSON_INCLUDE})
+target_compile_definitions(kvq_metrics_test PRIVATE KVQCTL_PATH="$<TARGET_FILE:kvqctl>")
+target_link_libraries(kvq_metrics_test kvq_test_support)
+add_dependencies(kvq_metrics_test kvqd kvqctl kvq-hold)
+gtest_discover_tests(kvq_metrics_test DISCOVERY_TIMEOUT 60 PROPERTIES LABELS multiprocess)
 # Several GPUs, none of them real.
 add_executable(kvq_devices_test tests/multiprocess/devices_test.cc tests/multiprocess/main.cc)
 target_include_directories(kvq_devices_test PRIVATE ${JSON_INCLUDE})
@@ -194,7 +223,7 @@ add_executable(kvqd_older daemon/main.cc daemon/choose_device.cc daemon/config.c
 target_compile_definitions(kvqd_older PRIVATE KVQ_VERSION="0.0.9" KVQ_WITHOUT_CHECKSUMS KVQ_WORKER_DIRECTORY="/none")
 target_compile_options(kvqd_older PRIVATE -UKVQ_KILL_POINTS -O2 -Wno-maybe-uninitialized)
 target_include_directories(kvqd_older PRIVATE ${JSON_INCLUDE} ${TOMLPLUSPLUS_INCLUDE})
-target_link_libraries(kvqd_older kvq_keeper kvq_rpc kvq_core kvq_shm kvq_device_host kvq_device_worker kvq_config kvq_startup CLI11::CLI11
+target_link_libraries(kvqd_older kvq_keeper kvq_metrics kvq_rpc kvq_core kvq_shm kvq_device_host kvq_device_worker kvq_config kvq_startup CLI11::CLI11
                       spdlog::spdlog OpenSSL::Crypto)
 add_executable(kvq_bench_client tests/bench/bench_client.cc)
 target_link_libraries(kvq_bench_client kvq_test_support benchmark::benchmark)

@@ -30,8 +30,10 @@ ROOMS = [
      ["std", "os", "kvq/", "daemon/core/", "daemon/shm/", "daemon/device/device.h", "daemon/store", "spdlog/"]),
     ("loop", ["daemon/event_loop"], ["std", "os", "kj/", "uv.h", "kvq/result.h", "daemon/event_loop.h"]),
     ("config", ["daemon/config"], ["std", "os", "CLI/", "toml++/", "kvq/types.h", "daemon/config", "daemon/exit_code.h"]),
-    ("startup", ["daemon/limits", "daemon/listen_socket", "daemon/exit_code"],
-     ["std", "os", "systemd/", "daemon/limits.h", "daemon/listen_socket.h", "daemon/exit_code.h"]),
+    ("startup", ["daemon/limits", "daemon/listen_socket", "daemon/metrics_socket", "daemon/exit_code"],
+     ["std", "os", "systemd/", "daemon/limits.h", "daemon/listen_socket.h", "daemon/metrics_socket.h", "daemon/exit_code.h"]),
+    ("metrics", ["daemon/metrics/"],
+     ["std", "kj/", "kvq/", "daemon/metrics/", "daemon/rpc/rpc.h", "daemon/store.h", "daemon/store_counts.h"]),
     ("rpc", ["daemon/rpc/"],
      ["std", "os", "kj/", "capnp/", "nlohmann/", "kvq/", "schema", "daemon/rpc/", "daemon/store.h", "daemon/event_loop.h",
       "daemon/config_setting.h"]),  # parse_size: one spelling of sizes for the file and for kvqctl set

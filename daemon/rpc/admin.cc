@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "daemon/rpc/event_report.h"
 #include "daemon/rpc/report.h"
 #include "daemon/rpc/setting.h"
 
@@ -112,6 +113,17 @@ class AdminServer final : public wire::Admin::Server {
       append(list, pages_of(*device, only, limit - static_cast<std::uint32_t>(list.size())), *device);
     }
     results.setJson(text({{"limit", limit}, {"pages", list}}));
+    return kj::READY_NOW;
+  }
+
+  kj::Promise<void> events(EventsContext context) override {
+    const auto params = context.getParams();
+    const RpcOptions& options = parts_.devices.options();
+    Json out = {{"pid", ::getpid()}};
+    const EventRing none;
+    const EventRing& ring = options.events != nullptr ? *options.events : none;
+    out.update(report_events(ring, params.getAfter(), params.getLimit(), parts_.devices.now_ms()));
+    context.getResults().setJson(text(out));
     return kj::READY_NOW;
   }
 
@@ -229,13 +241,13 @@ class AdminServer final : public wire::Admin::Server {
   }
 
   static Json of_device(ServedDevice& device) {
-    const StoreStatus status = device.sessions.store().status();
-    Json out = {{"instance", hex(status.instance)},
+    const DeviceReport report = device.report();
+    Json out = {{"instance", hex(report.store.instance)},
                 {"device", device.options.device},
-                {"sessions", device.sessions.size()},
-                {"parked_requests", device.sessions.parked()},
-                {"ticks", device.sessions.ticker().ticks()}};
-    out.update(report_status(status));
+                {"sessions", report.sessions},
+                {"parked_requests", report.parked},
+                {"ticks", report.ticks}};
+    out.update(report_status(report.store));
     return out;
   }
 

@@ -32,6 +32,15 @@ const std::string& ServedDevice::name() const {
   return options.device_uuid.empty() ? options.device : options.device_uuid;
 }
 
+DeviceReport ServedDevice::report() const {
+  return {.name = name(),
+          .store = sessions.store().status(),
+          .counts = sessions.counts(),
+          .sessions = sessions.size(),
+          .parked = sessions.parked(),
+          .ticks = sessions.ticks()};
+}
+
 Devices::Devices(EventLoop& loop, std::vector<RpcPart> parts) : loop_(loop) {
   KVQ_ASSERT(!parts.empty());
   for (RpcPart& part : parts) all_.push_back(std::make_unique<ServedDevice>(loop, std::move(part)));

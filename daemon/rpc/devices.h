@@ -14,6 +14,7 @@ struct ServedDevice {
   ServedDevice(EventLoop& loop, RpcPart part);
 
   const std::string& name() const;  // as clients name it: "host", or a GPU's UUID
+  DeviceReport report() const;
 
   const RpcOptions options;
   Sessions sessions;

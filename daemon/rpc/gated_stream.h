@@ -21,6 +21,9 @@ class GatedStream final : public kj::AsyncCapabilityStream {
   // Says whether too many replies wait. Set once, before the first read; asked on the loop thread.
   void set_full(std::function<bool()> full) { full_ = std::move(full); }
 
+  // Called when the peer has gone, before anybody who reads is told. Set once, likewise.
+  void set_ended(std::function<void()> ended) { ended_ = std::move(ended); }
+
   // When the first byte of the message came that is on its way; 0: none is.
   std::uint64_t since_ms() const { return since_ms_; }
   void message_over() { since_ms_ = 0; }
@@ -75,6 +78,7 @@ class GatedStream final : public kj::AsyncCapabilityStream {
         .then([=, this](size_t more_bytes) -> kj::Promise<size_t> {
           if (more_bytes > 0 && since_ms_ == 0) since_ms_ = now_ms_();
           const size_t all_bytes = got_bytes + more_bytes;
+          if (more_bytes == 0 && ended_) ended_();
           if (more_bytes == 0 || all_bytes >= min_bytes) return all_bytes;
           return read_more(buffer, min_bytes, max_bytes, all_bytes);
         });
@@ -102,6 +106,7 @@ class GatedStream final : public kj::AsyncCapabilityStream {
   kj::Own<kj::AsyncCapabilityStream> socket_;
   std::function<std::uint64_t()> now_ms_;
   std::function<bool()> full_;
+  std::function<void()> ended_;
   kj::Own<kj::PromiseFulfiller<void>> opener_;
   bool failed_ = false;
   std::uint64_t since_ms_ = 0;

@@ -45,10 +45,14 @@ struct Connection {
         last_owner_ms(devices.now_ms()),
         stream(kj::mv(socket), [&devices] { return devices.now_ms(); }),
         messages(stream, devices.options().max_questions_per_peer,
-                 [this, &devices](const char* cause) { devices.log_refusal(*process, cause); }),
+                 [this, &devices](const char* cause) {
+                   process->lost = true;
+                   devices.log_refusal(*process, cause);
+                 }),
         network(messages, kFdsPerMessage, capnp::rpc::twoparty::Side::SERVER, bounded_messages()),
         system(capnp::makeRpcServer(network, kj::mv(node))) {
     system.setFlowLimit(kCallWordsInFlight);
+    stream.set_ended([this] { process->lost = true; });
     stream.set_full([this] {
       return network.getCurrentQueueCount() >= kUnreadReplies || network.getCurrentQueueSize() >= kUnreadBytes;
     });
@@ -83,6 +87,14 @@ class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
   kj::Promise<void> drained() override { return devices_.drained(); }
   std::size_t connections() const override { return connections_.size(); }
   std::size_t sessions() const override { return devices_.sessions(); }
+  NodeReport report() const override {
+    NodeReport out{.uptime_ms = loop_.now_ms() - admin_.started_ms,
+                   .step_deadline_ms = options_.step_deadline_ms,
+                   .connections = connections_.size(),
+                   .devices = {}};
+    for (const auto& device : devices_) out.devices.push_back(device->report());
+    return out;
+  }
 
  private:
   void listen() {
@@ -149,7 +161,14 @@ class Server final : public RpcServer, private kj::TaskSet::ErrorHandler {
     Connection* raw_connection = connection.get();
     connections_.insert(raw_connection);
     arm_sweep();
-    auto over = connection->network.onDisconnect().exclusiveJoin(kj::mv(cut.promise));
+    const auto note_lost = [process] { process->lost = true; };  // before its sessions close
+    auto over = connection->network.onDisconnect()
+                    .exclusiveJoin(kj::mv(cut.promise))
+                    .then([note_lost] { note_lost(); },
+                          [note_lost](kj::Exception&& exception) {
+                            note_lost();
+                            kj::throwRecoverableException(kj::mv(exception));
+                          });
     auto farewell = kj::defer([this, raw_connection, process] {
       connections_.erase(raw_connection);
       process->cut = nullptr;

@@ -34,8 +34,8 @@ Json report_tenant(const TenantStatus& t) {
           {"sealed_pages", t.sealed_pages},
           {"cached_pages", t.cached_pages},
           {"formats", formats},
-          {"lookups", t.lookups},
-          {"hit_pages", t.hits_pages}};
+          {"lookups", t.counts.lookups},
+          {"hit_pages", t.counts.all_hit_pages()}};
 }
 
 }  // namespace
@@ -96,12 +96,12 @@ Json report_status(const StoreStatus& s) {
             {"slabs_reserved", s.slabs_reserved}}},
           {"watermarks", report_watermarks(s.watermarks)},
           {"transcodes",
-           {{"done", s.transcodes},
-            {"failed", s.transcode_failures},
-            {"bytes", s.transcode_bytes},
+           {{"done", s.counts.all_transcodes()},
+            {"failed", s.counts.transcode_failures},
+            {"bytes", s.counts.transcode_bytes},
             {"in_flight", s.transcodes_in_flight}}},
-          {"dropped_pages", s.drops},
-          {"refusals", s.refusals},
+          {"dropped_pages", s.counts.drops},
+          {"refusals", s.counts.refusals},
           {"limbo_slots", s.limbo_slots},
           {"verify",
            {{"running", s.verify.running},

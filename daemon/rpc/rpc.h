@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "daemon/event_loop.h"
+#include "daemon/rpc/event_ring.h"
 #include "daemon/store.h"
 
 namespace kvq {
@@ -74,7 +75,30 @@ struct RpcOptions {
   Keeper* keeper = nullptr;
   Kept* kept = nullptr;
 
+  const EventRing* events = nullptr;  // what `kvqctl events` shows; outlives the server. Null: nothing
   std::function<void(const std::string& line)> log = [](const std::string&) {};  // key=value text, one event each
+};
+
+// What the rpc room itself has done for one device since the daemon started. Only grows.
+struct SessionCounts {
+  std::uint64_t opened = 0;
+  std::uint64_t closed = 0, lost = 0, evicted = 0;  // ended: given up by its client, without a word, by an operator
+  TimeHistogram alloc_wait;                         // of each request for pages, until it was met or refused
+};
+
+struct DeviceReport {
+  std::string name;  // "host" or a UUID
+  StoreStatus store;
+  SessionCounts counts;
+  std::size_t sessions = 0, parked = 0;  // those not yet released; requests that wait for room
+  std::uint64_t ticks = 0;
+};
+
+// All of kvqd at one moment.
+struct NodeReport {
+  std::uint64_t uptime_ms = 0, step_deadline_ms = 0;
+  std::size_t connections = 0;
+  std::vector<DeviceReport> devices;
 };
 
 class RpcServer {
@@ -92,6 +116,7 @@ class RpcServer {
 
   virtual std::size_t connections() const = 0;
   virtual std::size_t sessions() const = 0;  // those not yet released, connected or not
+  virtual NodeReport report() const = 0;
 };
 
 // One device: its store, and what differs between devices: tenants, what SessionInfo tells, what is kept. All else in

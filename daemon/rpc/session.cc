@@ -50,10 +50,12 @@ class SessionServer final : public wire::Session::Server {
     const std::uint32_t deadline_ms = context.getParams().getDeadlineMs();
     context.allowCancellation();
     require_open();
+    const std::uint64_t asked_ms = sessions_.now_ms();
     auto outcome = sessions_.attempt(
         session_, {deadline_ms, [this, pages] { return store().request_credits(session_->id, pages); },
                    [this] { store().withdraw_credits(session_->id); }});
-    return outcome.then([this, context, pages, deadline_ms](Error error) mutable {
+    return outcome.then([this, context, pages, deadline_ms, asked_ms](Error error) mutable {
+      sessions_.note_alloc_wait(sessions_.now_ms() - asked_ms);
       auto results = context.getResults();
       results.setGranted(error.code == Errc::ok ? pages : 0);
       if (error.code == Errc::no_memory) return refuse_for_room(results.initStatus(), pages, deadline_ms);

@@ -57,7 +57,11 @@ Sessions::Sessions(EventLoop& loop, Store& store, const RpcOptions& options)
     : loop_(loop),
       store_(store),
       options_(options),
-      ticker_(loop, store, options.tick_ms, [this](std::uint64_t now_ms) { after_tick(now_ms); }) {
+      room_events_(options.log, options.served_as.empty() ? options.device : options.served_as),
+      ticker_(loop, store, options.tick_ms, [this](std::uint64_t now_ms, const TickReport& report) {
+        room_events_.add(report, now_ms);
+        after_tick(now_ms);
+      }) {
   take_up_adopted();
 }
 
@@ -90,6 +94,7 @@ Result<std::shared_ptr<LiveSession>> Sessions::open(const std::shared_ptr<Proces
   }
   give_memory(*session);
   sessions_[*id] = session;
+  ++counts_.opened;
   watch_doorbell(*session);
   push_early(session);
   set_pace();
@@ -129,6 +134,7 @@ void Sessions::drain_ring(LiveSession& session) {
 void Sessions::close(LiveSession& session) {
   if (session.left || session.closed || sessions_.count(session.id) == 0) return;
   drain_ring(session);  // what it wrote before it left counts
+  session.given_up = session.process->cut && !session.process->lost && !session.process->ended;
   end_requests(session);
 }
 
@@ -165,6 +171,7 @@ void Sessions::process_ended(const Process& process) {
 void Sessions::release(const std::shared_ptr<LiveSession>& session, std::uint64_t now_ms) {
   close(*session);
   sessions_.erase(session->id);
+  ++(session->evicted ? counts_.evicted : session->given_up ? counts_.closed : counts_.lost);
   store_.process_ended(session->id, now_ms);
   // Only now: a next daemon that finds the session needs its pidfd to know that the process's steps are over.
   if (options_.keeper != nullptr) forget_session(*options_.keeper, session->id);

@@ -15,6 +15,7 @@
 #include "daemon/rpc/bell.h"
 #include "daemon/rpc/peer.h"
 #include "daemon/rpc/registration.h"
+#include "daemon/rpc/room_events.h"
 #include "daemon/rpc/ticker.h"
 #include "daemon/rpc/wire.h"
 
@@ -24,6 +25,7 @@ namespace kvq {
 struct Process {
   Peer peer;
   bool ended = false;
+  bool lost = false;             // its connection is over
   std::function<void()> cut;     // ends the connection soon, from any callback; empty once it has ended
   EventLoop::Watch ended_watch;  // of the pidfd
   std::uint32_t admins = 0;      // Admin capabilities it holds
@@ -46,6 +48,8 @@ struct LiveSession final : private kj::TaskSet::ErrorHandler {
   // Made once, so that asking again costs no descriptor.
   kj::Maybe<wire::Memory::Client> directory, prefix_table, segment, doorbell_memory, notice_memory;
   bool closed = false;
+  bool given_up = false;  // closed while its connection stood
+  bool evicted = false;
   bool left = false;                // to the next daemon: nothing ends it here any more
   std::uint64_t wait_until_ms = 0;  // for its client to come back; 0: it is here, or gone for good
   std::uint32_t parked = 0;
@@ -117,6 +121,11 @@ class Sessions {
   void log_refusal(Process& process, const std::string& cause, std::uint64_t limit = 0) const;
   Ticker& ticker() { return ticker_; }
   Store& store() { return store_; }
+  const Store& store() const { return store_; }
+  std::uint64_t ticks() const { return ticker_.ticks(); }
+  const SessionCounts& counts() const { return counts_; }
+  // A request for pages was met or refused.
+  void note_alloc_wait(std::uint64_t ms) { counts_.alloc_wait.add(ms); }
   std::uint64_t now_ms() const { return loop_.now_ms(); }
   const RpcOptions& options() const { return options_; }
 
@@ -159,6 +168,7 @@ class Sessions {
   Store& store_;
   const RpcOptions& options_;
   Bell bell_;
+  SessionCounts counts_;
   std::map<SessionId, std::shared_ptr<LiveSession>> sessions_;
   std::vector<EarlyNotice> early_;
   bool opening_ = false;
@@ -169,6 +179,7 @@ class Sessions {
   kj::PromiseFulfillerPair<void> drained_pair_ = kj::newPromiseAndFulfiller<void>();
   kj::ForkedPromise<void> drained_ = drained_pair_.promise.fork();
   EventLoop::Watch goodbye_;  // gives drain's answer time to leave
+  RoomEvents room_events_;
   Ticker ticker_;
 };
 

@@ -83,6 +83,7 @@ std::optional<Refusal> Sessions::evict(SessionId id, bool kill, pid_t& pid) {
   }
   const std::shared_ptr<Process> process = session->process;
   pid = process->peer.pid;
+  session->evicted = true;
   if (!session->closed) {
     end_requests(*session);
     session->cut();

@@ -15,7 +15,8 @@ bool moved(const TickReport& r) {
 
 }  // namespace
 
-Ticker::Ticker(EventLoop& loop, Store& store, std::uint32_t interval_ms, std::function<void(std::uint64_t)> after)
+Ticker::Ticker(EventLoop& loop, Store& store, std::uint32_t interval_ms,
+               std::function<void(std::uint64_t, const TickReport&)> after)
     : loop_(loop), store_(store), interval_ms_(interval_ms), after_(std::move(after)), queued_(*this) {}
 
 void Ticker::soon() {
@@ -40,7 +41,7 @@ void Ticker::tick() {
   ++ticks_;
   last_ms_ = loop_.now_ms();
   const TickReport report = store_.tick(last_ms_);
-  after_(last_ms_);
+  after_(last_ms_, report);
   std::uint32_t next_ms = active_ ? interval_ms_ : 0;
   if (report.busy) next_ms = moved(report) ? 1 : std::clamp(armed_ms_ * 2, 1u, interval_ms_);
   arm(next_ms);

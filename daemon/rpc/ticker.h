@@ -17,7 +17,8 @@ namespace kvq {
 class Ticker final : private kj::TaskSet::ErrorHandler {
  public:
   // `after` runs behind each tick: parked requests, notices.
-  Ticker(EventLoop& loop, Store& store, std::uint32_t interval_ms, std::function<void(std::uint64_t now_ms)> after);
+  Ticker(EventLoop& loop, Store& store, std::uint32_t interval_ms,
+         std::function<void(std::uint64_t now_ms, const TickReport& report)> after);
 
   // Something changed: tick in the loop's next turn (or the next millisecond, if one just ran).
   void soon();
@@ -34,7 +35,7 @@ class Ticker final : private kj::TaskSet::ErrorHandler {
   EventLoop& loop_;
   Store& store_;
   const std::uint32_t interval_ms_;
-  std::function<void(std::uint64_t)> after_;
+  std::function<void(std::uint64_t, const TickReport&)> after_;
   EventLoop::Watch watch_;
   std::uint32_t armed_ms_ = 0;  // interval of `watch_`, 0: not armed
   bool active_ = false;

@@ -118,4 +118,6 @@ interface Admin {
   evictSession @7 (session :UInt32, kill :Bool) -> (status :Status, json :Text);
   # Compares every sealed page of `tenant` (empty: all) with its checksum; returns when all are done or at `deadlineMs`.
   verify @8 (tenant :Text, deadlineMs :UInt32) -> (status :Status, json :Text);
+  # The newest `limit` of the last events that are numbered above `after`.
+  events @9 (after :UInt64, limit :UInt32) -> (json :Text);
 }

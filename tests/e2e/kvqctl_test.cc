@@ -1,5 +1,6 @@
 // The real kvqctl against the real kvqd: each verb for eyes and as JSON, and each way to fail.
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -127,6 +128,87 @@ TEST_F(Kvqctl, AMissingDaemonIsNamedWithTheSocket) {
   EXPECT_EQ(by_variable.exit_code, 0) << by_variable.err;
   daemon_.process->end(SIGKILL);
   expect_failure({"status"}, 3, "no daemon at");
+}
+
+TEST_F(Kvqctl, ListsCanBeWatched) {
+  Process watching(directory_, {KVQCTL_PATH, "--socket", daemon_.socket, "tenants", "--watch", "0.1"});
+  while (lines(watching.out()) < 6) ::usleep(10'000);  // two of three lines each
+  const Ended ended = watching.end(SIGTERM);
+  EXPECT_EQ(ended.out.find('\033'), std::string::npos) << "a screen is cleared only on a terminal";
+}
+
+TEST_F(Kvqctl, EventsAreTheLinesOfTheLog) {
+  ctl({"set", "quantize_at", "0.4"});
+  const Ended shown = ctl({"events"});
+  EXPECT_EQ(shown.exit_code, 0) << shown.err;
+  EXPECT_NE(shown.out.find("event=ready socket="), std::string::npos) << shown.out;
+  std::istringstream out(shown.out);
+  for (std::string line; std::getline(out, line);) {
+    const std::string event = line.substr(line.find(' ') + 1);
+    EXPECT_NE(daemon_.process->err().find(event), std::string::npos) << event;
+  }
+  const Ended last = ctl({"events", "--limit", "1", "--json"});
+  const json event = json::parse(last.out);
+  EXPECT_EQ(event["fields"]["event"], "set");
+  EXPECT_EQ(event["fields"]["value"], "0.4");
+  EXPECT_LT(event["age_ms"], 60'000);
+  EXPECT_EQ(event["time"].get<std::string>().substr(0, 2), "20");
+}
+
+TEST_F(Kvqctl, EventsAreFollowedOverARestart) {
+  Process following(directory_, {KVQCTL_PATH, "--socket", daemon_.socket, "events", "--follow"});
+  const auto await = [&](const std::string& text) {
+    for (int i = 0; i < kPatienceMs / 10 && following.out().find(text) == std::string::npos; ++i) ::usleep(10'000);
+    EXPECT_NE(following.out().find(text), std::string::npos) << text << " in\n" << following.out() << following.err();
+  };
+  await("event=ready");
+  ctl({"set", "share.beta", "2"});
+  await("event=set key=share.beta value=2");
+  daemon_.process->end(SIGKILL);
+  Daemon next(directory_, {"--config", config_});
+  ctl({"set", "share.beta", "5"});
+  await("event=set key=share.beta value=5");
+  const Ended ended = following.end(SIGTERM);
+  EXPECT_NE(ended.err.find("waiting for kvqd"), std::string::npos) << ended.err;
+  std::size_t ready = 0;
+  for (std::size_t at = ended.out.find("event=ready"); at != std::string::npos;
+       at = ended.out.find("event=ready", at + 1))
+    ++ready;
+  EXPECT_EQ(ready, 2u) << ended.out;
+  expect_failure({"events", "--limit", "1001"}, 2, "--limit");
+}
+
+TEST_F(Kvqctl, ADryRunChangesNothing) {
+  EXPECT_EQ(ctl({"drain", "--dry-run"}).out, "would wait for 0 sessions, and end kvqd\n");
+  expect_failure({"evict-session", "7", "--dry-run"}, 1, "no session 7");
+  EXPECT_EQ(document({"status"})["draining"], false);
+}
+
+TEST_F(Kvqctl, TheDoctorSeesARunningKvqd) {
+  const Ended ended = ctl({"doctor", "--json"});
+  const json report = json::parse(ended.out);
+  EXPECT_EQ(ended.exit_code, report["ok"] == true ? 0 : 5) << ended.out;
+  std::map<std::string, json> by_check;
+  for (const json& f : report["findings"]) by_check[f["check"]] = f;
+  EXPECT_EQ(by_check["socket"]["verdict"], "ok");
+  EXPECT_NE(by_check["kvqd"]["text"].get<std::string>().find("pid " + std::to_string(daemon_.process->pid)),
+            std::string::npos);
+  EXPECT_NE(by_check["limit of open files"]["text"].get<std::string>().find("kvqd may open"), std::string::npos);
+  EXPECT_EQ(by_check["device host"]["verdict"], "ok");
+}
+
+TEST_F(Kvqctl, TheDoctorNeedsNoKvqd) {
+  daemon_.process->end(SIGKILL);
+  const Ended left = ctl({"doctor"});
+  EXPECT_EQ(left.exit_code, 5);
+  EXPECT_NE(left.out.find("BAD   kvqd: no daemon at"), std::string::npos) << left.out;
+  EXPECT_EQ(lines(left.err), 1u) << left.err;
+  const Ended none = run(directory_, {KVQCTL_PATH, "doctor"}, {"KVQ_SOCKET=/nowhere/kvqd.sock"});
+  EXPECT_EQ(none.exit_code, 5);
+  EXPECT_NE(none.out.find("the folder of /nowhere/kvqd.sock does not exist"), std::string::npos) << none.out;
+  EXPECT_NE(none.out.find("fix: "), std::string::npos);
+  const Ended file = run(directory_, {KVQCTL_PATH, "doctor"}, {"KVQ_SOCKET=" + directory_.write("file", "")});
+  EXPECT_NE(file.out.find("is no socket"), std::string::npos) << file.out;
 }
 
 TEST_F(Kvqctl, WatchShowsAgainUntilTheDaemonEnds) {

@@ -91,6 +91,7 @@ class Process {
     return wait();
   }
   std::string err() const { return read_file(err_); }
+  std::string out() const { return read_file(out_); }
 
   pid_t pid = -1;
 

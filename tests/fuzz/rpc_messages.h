@@ -249,7 +249,7 @@ class HostileMessages {
   }
 
   void admin_call(Message& message) {
-    const std::uint16_t method = in_.below(10);
+    const std::uint16_t method = in_.below(11);
     target(call(message, method, capnp::typeId<wire::Admin>()), dialog_->admin_question, 1);
     message.getCall().initParams();
     switch (method) {
@@ -281,6 +281,12 @@ class HostileMessages {
         auto p = params<wire::Admin::VerifyParams>(message);
         p.setTenant(tenant());
         p.setDeadlineMs(any_ms());
+        return;
+      }
+      case 9: {
+        auto p = params<wire::Admin::EventsParams>(message);
+        p.setAfter(number());
+        p.setLimit(number());
         return;
       }
       default:

@@ -190,7 +190,7 @@ std::vector<std::uint32_t> token_stream(std::uint32_t stream, std::size_t count)
 }
 
 TinyModel::TinyModel(const std::string& socket, const ModelOptions& options)
-    : client_(socket, "test"), model_(make_model(client_, options)) {}
+    : client_(socket, options.label), model_(make_model(client_, options)) {}
 
 void TinyModel::append(Sequence& sequence, std::uint64_t first, const std::vector<std::uint32_t>& tokens) {
   const std::vector<std::int64_t> slots = sequence.slot_mapping(first, tokens.size());

@@ -27,6 +27,7 @@ struct ModelOptions {
   std::uint32_t credits = 4;
   bool floor_dense = false;
   const char* device = nullptr;
+  const char* label = "test";
 };
 
 // fp16 bits of K (v = false) or V of one token. Values lie within (-2, 2) and differ by channel, position and token id.

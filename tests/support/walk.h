@@ -71,9 +71,9 @@ class Walk {
   };
   Seen seen() {
     const StoreStatus s = node_.store->status();
-    seen_.transcodes = s.transcodes;
-    seen_.drops = s.drops;
-    seen_.failures = s.transcode_failures;
+    seen_.transcodes = s.counts.all_transcodes();
+    seen_.drops = s.counts.drops;
+    seen_.failures = s.counts.transcode_failures;
     seen_.daemon_deaths = mortal_ != nullptr ? mortal_->deaths : 0;
     return seen_;
   }

@@ -5,6 +5,7 @@
 #include <capnp/rpc-twoparty.h>
 #include <kj/io.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -16,8 +17,6 @@
 namespace kvqctl {
 namespace {
 
-constexpr std::uint64_t kAnswerMs = 10'000;
-
 // The daemon's documents may be large (pages): more than a request ever is.
 capnp::ReaderOptions large_replies() {
   capnp::ReaderOptions options;
@@ -25,7 +24,8 @@ capnp::ReaderOptions large_replies() {
   return options;
 }
 
-kj::AutoCloseFd connect_to(const std::string& path) {
+// A daemon that is stopped accepts nobody: past `answer_ms` in its full backlog, nothing answers.
+kj::AutoCloseFd connect_to(const std::string& path, std::uint64_t answer_ms) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
@@ -35,6 +35,8 @@ kj::AutoCloseFd connect_to(const std::string& path) {
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   kj::AutoCloseFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (fd < 0) throw Failure(kRefused, std::string("cannot create a socket: ") + std::strerror(errno));
+  const timeval most{static_cast<time_t>(answer_ms / 1000), static_cast<suseconds_t>(answer_ms % 1000 * 1000)};
+  ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof(most));
   if (::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) return fd;
   const int error = errno;
   if (error == EACCES || error == EPERM) {
@@ -47,8 +49,9 @@ kj::AutoCloseFd connect_to(const std::string& path) {
 }  // namespace
 
 struct AdminClient::Wire {
-  explicit Wire(kj::AutoCloseFd fd)
-      : io(kj::setupAsyncIo()),
+  Wire(kj::AutoCloseFd fd, std::uint64_t answer)
+      : answer_ms(answer),
+        io(kj::setupAsyncIo()),
         stream(io.lowLevelProvider->wrapSocketFd(kj::mv(fd), kj::LowLevelAsyncIoProvider::ALREADY_CLOEXEC)),
         network(*stream, capnp::rpc::twoparty::Side::CLIENT, large_replies()),
         system(capnp::makeRpcClient(network)) {}
@@ -65,21 +68,25 @@ struct AdminClient::Wire {
       if (exception.getType() == kj::Exception::Type::OVERLOADED) {
         throw Failure(kNoDaemon, "kvqd has not answered within " + std::to_string(deadline_ms / 1000) + " s");
       }
+      if (exception.getType() == kj::Exception::Type::UNIMPLEMENTED) {
+        throw Failure(kRefused, "this kvqd does not know that; install kvqd and kvqctl of one release");
+      }
       throw Failure(kNoDaemon,
                     "the connection broke: kvqd has ended, or refused the connection because it has too many");
     }
   }
 
   template <typename Params, typename Results>
-  auto send(capnp::Request<Params, Results>&& request, std::uint64_t deadline_ms = kAnswerMs) {
+  auto send(capnp::Request<Params, Results>&& request, std::uint64_t more_ms = 0) {
     using Response = capnp::Response<Results>;
-    return wait<Response>(kj::Promise<Response>(request.send()), deadline_ms);
+    return wait<Response>(kj::Promise<Response>(request.send()), answer_ms + more_ms);
   }
 
   static void require_ok(kvq::wire::Status::Reader status) {
     if (status.getCode() != 0) throw Failure(kRefused, status.getMessage().cStr());
   }
 
+  const std::uint64_t answer_ms;
   kj::AsyncIoContext io;
   kj::Own<kj::AsyncIoStream> stream;
   capnp::TwoPartyVatNetwork network;
@@ -87,7 +94,8 @@ struct AdminClient::Wire {
   kvq::wire::Admin::Client admin = nullptr;
 };
 
-AdminClient::AdminClient(const std::string& socket_path) : wire_(std::make_unique<Wire>(connect_to(socket_path))) {
+AdminClient::AdminClient(const std::string& socket_path, std::uint64_t answer_ms)
+    : wire_(std::make_unique<Wire>(connect_to(socket_path, answer_ms), answer_ms)) {
   capnp::word scratch[4] = {};
   capnp::MallocMessageBuilder message(scratch);
   auto server = message.initRoot<capnp::rpc::twoparty::VatId>();
@@ -138,7 +146,7 @@ std::string AdminClient::set(const std::string& key, const std::string& value) {
 std::string AdminClient::drain(std::uint32_t deadline_ms) {
   auto request = wire_->admin.drainRequest();
   request.setDeadlineMs(deadline_ms);
-  auto response = wire_->send(kj::mv(request), std::uint64_t{deadline_ms} + kAnswerMs);
+  auto response = wire_->send(kj::mv(request), deadline_ms);
   Wire::require_ok(response.getStatus());
   return response.getJson().cStr();
 }
@@ -156,9 +164,16 @@ std::string AdminClient::verify(const std::string& tenant, std::uint32_t deadlin
   auto request = wire_->admin.verifyRequest();
   request.setTenant(tenant);
   request.setDeadlineMs(deadline_ms);
-  auto response = wire_->send(kj::mv(request), std::uint64_t{deadline_ms} + kAnswerMs);
+  auto response = wire_->send(kj::mv(request), deadline_ms);
   Wire::require_ok(response.getStatus());
   return response.getJson().cStr();
+}
+
+std::string AdminClient::events(std::uint64_t after, std::uint32_t limit) {
+  auto request = wire_->admin.eventsRequest();
+  request.setAfter(after);
+  request.setLimit(limit);
+  return wire_->send(kj::mv(request)).getJson().cStr();
 }
 
 void AdminClient::sleep_ms(std::uint64_t ms) {

@@ -18,6 +18,7 @@ enum ExitCode : int {
   kUsage = 2,     // bad command line
   kNoDaemon = 3,  // nothing answers
   kBadPages = 4,  // verify found pages whose bytes are not what they were
+  kUnwell = 5,    // doctor found something bad
 };
 
 struct Failure : std::runtime_error {
@@ -28,7 +29,8 @@ struct Failure : std::runtime_error {
 // Each call returns the daemon's JSON document. All throw Failure.
 class AdminClient {
  public:
-  explicit AdminClient(const std::string& socket_path);
+  // `answer_ms`: how long each answer may take.
+  explicit AdminClient(const std::string& socket_path, std::uint64_t answer_ms = 10'000);
   ~AdminClient();
 
   std::string status();
@@ -40,6 +42,9 @@ class AdminClient {
   std::string drain(std::uint32_t deadline_ms);
   std::string evict_session(std::uint32_t session, bool kill);
   std::string verify(const std::string& tenant, std::uint32_t deadline_ms);
+
+  // Events numbered above `after`, the newest `limit` of them.
+  std::string events(std::uint64_t after, std::uint32_t limit);
 
   void sleep_ms(std::uint64_t ms);  // keeps the connection served
 

@@ -1,27 +1,16 @@
-// Aligned tables, sizes in MiB, shares in percent.
+// Aligned tables, sizes in powers of 1024, shares in percent.
 #include "tools/kvqctl/tables.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <ctime>
 #include <vector>
+
+#include "tools/kvqctl/text.h"
 
 namespace kvqctl {
 namespace {
 
-using Row = std::vector<std::string>;
-
-std::string format_double(const char* format, double value) {
-  char text[64];
-  std::snprintf(text, sizeof(text), format, value);
-  return text;
-}
-
-std::string mib(const Json& bytes) {
-  const double value = bytes.get<double>() / (1 << 20);
-  return format_double(value < 100 ? "%.1f MiB" : "%.0f MiB", value);
-}
-
-std::string percent(double share) { return format_double("%.0f %%", share * 100); }
+std::string bytes_of(const Json& bytes) { return bytes_text(bytes.get<double>()); }
 
 std::string part_of(const Json& part, const Json& whole) {
   const double all = whole.get<double>();
@@ -29,34 +18,6 @@ std::string part_of(const Json& part, const Json& whole) {
 }
 
 std::string number(const Json& value) { return value.dump(); }
-
-std::string duration(std::uint64_t ms) {
-  const std::uint64_t s = ms / 1000;
-  if (s < 60) return format_double("%.1f s", static_cast<double>(ms) / 1000);
-  if (s < 3600) return std::to_string(s / 60) + " min " + std::to_string(s % 60) + " s";
-  if (s < 86400) return std::to_string(s / 3600) + " h " + std::to_string(s % 3600 / 60) + " min";
-  return std::to_string(s / 86400) + " d " + std::to_string(s % 86400 / 3600) + " h";
-}
-
-// Columns as wide as their widest cell; those in `left` aligned left, all others right.
-std::string table(const std::vector<Row>& rows, const std::vector<std::size_t>& left) {
-  std::vector<std::size_t> width(rows.front().size());
-  for (const Row& row : rows) {
-    for (std::size_t i = 0; i < row.size(); ++i) width[i] = std::max(width[i], row[i].size());
-  }
-  std::string out;
-  for (const Row& row : rows) {
-    std::string line;
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      const std::string pad(width[i] - row[i].size(), ' ');
-      const bool is_left = std::find(left.begin(), left.end(), i) != left.end();
-      line += (i == 0 ? "" : "  ") + (is_left ? row[i] + pad : pad + row[i]);
-    }
-    line.erase(line.find_last_not_of(' ') + 1);
-    out += line + "\n";
-  }
-  return out;
-}
 
 // Puts column DEVICE behind column `at` where the rows are of more than one device. Row 0 has the heads.
 void add_devices(std::vector<Row>& rows, const Json& entries, std::size_t at, std::vector<std::size_t>& left) {
@@ -81,22 +42,15 @@ std::string tenants_table(const Json& tenants) {
       pages += use.at("pages").get<std::uint64_t>();
     }
     const bool whole = t.at("quota_bytes") == 0;
-    rows.push_back({t.at("name"), t.at("level"), number(t.at("sessions")), mib(t.at("slab_bytes")),
-                    whole ? "all" : mib(t.at("quota_bytes")),
+    rows.push_back({t.at("name"), t.at("level"), number(t.at("sessions")), bytes_of(t.at("slab_bytes")),
+                    whole ? "all" : bytes_of(t.at("quota_bytes")),
                     whole ? "-" : part_of(t.at("slab_bytes"), t.at("quota_bytes")), number(t.at("share")),
-                    mib(dense_bytes), mib(cold_bytes), std::to_string(pages), number(t.at("cached_pages")),
-                    mib(t.at("limbo_bytes")), mib(t.at("free_bytes"))});
+                    bytes_of(dense_bytes), bytes_of(cold_bytes), std::to_string(pages), number(t.at("cached_pages")),
+                    bytes_of(t.at("limbo_bytes")), bytes_of(t.at("free_bytes"))});
   }
   std::vector<std::size_t> left = {0, 1};
   add_devices(rows, tenants, 1, left);
   return table(rows, left);
-}
-
-std::string state_of(const Json& session) {
-  if (session.at("evicted").get<bool>()) return "evicted";
-  if (session.at("waits_for_client").get<bool>()) return "waiting";
-  if (!session.at("connected").get<bool>()) return "leaving";
-  return session.at("ready").get<bool>() ? "connected" : "mapping";
 }
 
 // How far the running pass is, or what the last one found.
@@ -127,8 +81,8 @@ std::string device_line(const Json& s) {
   if (!uuid.empty()) out += " " + uuid + " (" + health.at("export").get<std::string>() + ")";
   out += health.at("state") == "ok" ? ", ok" : ", DEGRADED: " + text;
   if (uuid.empty()) return out;
-  return out + "; " + number(health.at("worker_restarts")) + " worker restarts; holds " + mib(health.at("held_bytes")) +
-         " and " + mib(health.at("overhead_bytes")) + " for its worker";
+  return out + "; " + number(health.at("worker_restarts")) + " worker restarts; holds " +
+         bytes_of(health.at("held_bytes")) + " and " + bytes_of(health.at("overhead_bytes")) + " for its worker";
 }
 
 std::vector<Row> device_rows(const Json& s) {
@@ -139,13 +93,13 @@ std::vector<Row> device_rows(const Json& s) {
   return {
       {"device", device_line(s)},
       {"pressure", s.at("level").get<std::string>() + draining},
-      {"arena", mib(arena.at("bytes")) + " in slabs of " + mib(arena.at("slab_bytes")) + ": " +
+      {"arena", bytes_of(arena.at("bytes")) + " in slabs of " + bytes_of(arena.at("slab_bytes")) + ": " +
                     number(arena.at("slabs_used")) + " used (" + part_of(arena.at("slabs_used"), arena.at("slabs")) +
                     "), " + number(arena.at("slabs_free")) + " free, " + number(arena.at("slabs_reserved")) +
                     " of these for transcodes only"},
       {"watermarks", "quantize at " + percent(marks.at("quantize_at")) + ", evict at " + percent(marks.at("evict_at")) +
                          ", refuse at " + percent(marks.at("refuse_at")) + ", relief " + percent(marks.at("relief"))},
-      {"transcodes", number(transcodes.at("done")) + " done (" + mib(transcodes.at("bytes")) + "), " +
+      {"transcodes", number(transcodes.at("done")) + " done (" + bytes_of(transcodes.at("bytes")) + "), " +
                          number(transcodes.at("failed")) + " failed, " + number(transcodes.at("in_flight")) +
                          " in flight"},
       {"pages", number(s.at("dropped_pages")) + " dropped, " + number(s.at("limbo_slots")) + " slots in limbo"},
@@ -155,6 +109,13 @@ std::vector<Row> device_rows(const Json& s) {
 }
 
 }  // namespace
+
+std::string state_of(const Json& session) {
+  if (session.at("evicted").get<bool>()) return "evicted";
+  if (session.at("waits_for_client").get<bool>()) return "waiting";
+  if (!session.at("connected").get<bool>()) return "leaving";
+  return session.at("ready").get<bool>() ? "connected" : "mapping";
+}
 
 std::string show_status(const Json& s) {
   const std::string kvqd =
@@ -191,7 +152,7 @@ std::string show_sessions(const Json& document) {
     const auto step_ms = s.at("oldest_step_ms").get<std::uint64_t>();
     rows.push_back({s.at("hung").get<bool>() ? "!" : "", number(s.at("id")), s.at("tenant"), number(s.at("pid")),
                     s.at("label"), state_of(s), s.at("open_steps") == 0 ? "-" : std::to_string(step_ms) + " ms",
-                    mib(s.at("limbo_bytes")), number(s.at("open_steps")), number(s.at("oldest_step_epochs")),
+                    bytes_of(s.at("limbo_bytes")), number(s.at("open_steps")), number(s.at("oldest_step_epochs")),
                     number(s.at("sequences")), number(s.at("running")), number(s.at("pages")),
                     number(s.at("lost_pages")), number(s.at("credits")) + "/" + number(s.at("credits_target")),
                     number(s.at("commands_refused"))});
@@ -230,7 +191,7 @@ std::string show_pages(const Json& document) {
 std::string show_quantize(const Json& r) {
   const bool dry = r.at("dry_run").get<bool>();
   return std::string(dry ? "would quantize " : "quantizing ") + number(r.at("pages")) +
-         " pages: " + mib(r.at("bytes_before")) + " -> " + mib(r.at("bytes_after")) + "\n";
+         " pages: " + bytes_of(r.at("bytes_before")) + " -> " + bytes_of(r.at("bytes_after")) + "\n";
 }
 
 std::string show_set(const Json& changed) {
@@ -238,7 +199,7 @@ std::string show_set(const Json& changed) {
   for (const auto& [key, value] : changed.items()) {
     out += key + " = " +
            (value.is_string()      ? value.get<std::string>()
-            : key == "quota_bytes" ? mib(value)
+            : key == "quota_bytes" ? bytes_of(value)
                                    : value.dump()) +
            "\n";
   }
@@ -246,12 +207,18 @@ std::string show_set(const Json& changed) {
 }
 
 std::string show_drain(const Json& r) {
+  if (r.value("dry_run", false)) return "would wait for " + number(r.at("sessions_left")) + " sessions, and end kvqd\n";
   const auto left = r.at("sessions_left").get<std::uint64_t>();
   return left == 0 ? "drained: no session is left, kvqd ends\n"
                    : "the deadline passed with " + std::to_string(left) + " sessions left; kvqd ends\n";
 }
 
 std::string show_evict(const Json& r) {
+  if (r.value("dry_run", false)) {
+    return "would evict session " + number(r.at("session")) + " of process " + number(r.at("pid")) + ", which holds " +
+           number(r.at("pages")) + " pages in " + number(r.at("sequences")) + " sequences" +
+           (r.at("killed").get<bool>() ? ", and kill the process\n" : "\n");
+  }
   return "session " + number(r.at("session")) + " of process " + number(r.at("pid")) + " is evicted" +
          (r.at("killed").get<bool>() ? " and its process killed\n" : "\n");
 }
@@ -259,6 +226,24 @@ std::string show_evict(const Json& r) {
 std::string show_verify(const Json& r) {
   return std::string(r.at("finished").get<bool>() ? "verified " : "verified so far ") + number(r.at("pages")) + " of " +
          number(r.at("pages_total")) + " pages: " + number(r.at("bad")) + " bad\n";
+}
+
+std::string time_text(std::int64_t ms) {
+  const std::time_t seconds = ms / 1000;
+  std::tm parts{};
+  ::localtime_r(&seconds, &parts);
+  char day[32], zone[8];
+  std::strftime(day, sizeof(day), "%Y-%m-%dT%H:%M:%S", &parts);
+  std::strftime(zone, sizeof(zone), "%z", &parts);
+  return day + format_double(".%03.0f", static_cast<double>(ms % 1000)) + zone;
+}
+
+std::string show_events(const Json& document, std::int64_t now_ms) {
+  std::string out;
+  for (const Json& e : document.at("events")) {
+    out += time_text(now_ms - e.at("age_ms").get<std::int64_t>()) + " " + ascii(e.at("line").get<std::string>()) + "\n";
+  }
+  return out;
 }
 
 }  // namespace kvqctl
