@@ -102,12 +102,12 @@ class Monitoring(unittest.TestCase):
         self.assertEqual(len({p["id"] for p in dashboard["panels"]}), len(dashboard["panels"]))
 
     def test_each_alert_and_each_metric_is_in_the_manual(self):
-        manual = (ROOT / "docs" / "operations.md").read_text()
+        manual = (ROOT / "docs" / "monitoring" / "README.md").read_text()
         alerts = re.findall(r"- alert: (\w+)", self.rules)
         self.assertGreater(len(alerts), 10)
         for alert in alerts:
-            self.assertTrue(f"\n#### {alert}\n" in manual, f"{alert} is not explained")
-            self.assertTrue(f"docs/operations.md#{alert.lower()}\n" in self.rules, f"{alert} does not lead to its explanation")
+            self.assertTrue(f"\n### {alert}\n" in manual, f"{alert} is not explained")
+            self.assertTrue(f"docs/monitoring/README.md#{alert.lower()}\n" in self.rules, f"{alert} does not lead to its explanation")
         self.assertEqual([family for family in self.families if f"`{family}`" not in manual], [])
 
     def test_promtool_accepts_names_and_rules(self):

@@ -120,7 +120,7 @@ TEST(StorePressure, SequencesWithinTheWindowTurnInt4OneByOneAsTheyAreParked) {
       EXPECT_EQ(count(*client, pages[i], Format::int4), i < parked ? 4u : 0u) << i << " of " << parked;
     }
   }
-  EXPECT_EQ(node.store->status().transcodes, 48u) << "nothing was moved for it";
+  EXPECT_EQ(node.store->status().counts.all_transcodes(), 48u) << "nothing was moved for it";
   EXPECT_FALSE(node.device.urgent);
 }
 

@@ -1,7 +1,7 @@
 // The operator's capability.
 //
 // Invariant: whoever holds an Admin capability was allowed to when asking for it; it is never given to any other peer.
-// Replies are the JSON documents of docs/operations.md; they and what is asked for are of all devices, unless one is
+// Replies are the JSON documents of docs/kvqctl.md; they and what is asked for are of all devices, unless one is
 // named.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The JSON documents of kvqctl (docs/operations.md lists the fields).
+// The JSON documents of kvqctl (docs/kvqctl.md lists the fields).
 //
 // Invariant: pure functions from the store's snapshots; every size is in bytes, every time in milliseconds, every
 // series is present from the first document on, and the parts of a tenant sum to its slab_bytes.

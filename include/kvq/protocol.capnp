@@ -100,7 +100,7 @@ interface Session {
   mirror @11 () -> (memory :Memory);
 }
 
-# Replies are JSON documents (docs/operations.md lists the fields), so that kvqctl --json and its tables show the same.
+# Replies are JSON documents (docs/kvqctl.md lists the fields), so that kvqctl --json and its tables show the same.
 interface Admin {
   status @0 () -> (json :Text);
   sessions @1 () -> (json :Text);
@@ -110,7 +110,8 @@ interface Admin {
   # Quantizes pages of `tenant` (empty: all) that nobody used for `idleMs`. dryRun: only says what it would do.
   quantize @4 (tenant :Text, idleMs :UInt64, dryRun :Bool) -> (status :Status, json :Text);
   # key: quantize_at, evict_at, refuse_at, relief, or quota.TENANT, share.TENANT. value: as in the config file.
-  set @5 (key :Text, value :Text) -> (status :Status, json :Text);
+  # dryRun: only checks the value.
+  set @5 (key :Text, value :Text, dryRun :Bool) -> (status :Status, json :Text);
   # Admits nothing new and returns once every session has ended or after `deadlineMs`; the daemon then exits with 0.
   drain @6 (deadlineMs :UInt32) -> (status :Status, json :Text);
   # Ends a session whatever its process does: its sequences and credits go at once, its slots when its steps are over.
@@ -120,4 +121,14 @@ interface Admin {
   verify @8 (tenant :Text, deadlineMs :UInt32) -> (status :Status, json :Text);
   # The newest `limit` of the last events that are numbered above `after`.
   events @9 (after :UInt64, limit :UInt32) -> (json :Text);
+  # Sequences of `tenant` (empty: all) and of `session` (0: all), at most `limit`.
+  sequences @10 (tenant :Text, session :UInt32, limit :UInt32, device :Text) -> (status :Status, json :Text);
+  # The prefix index: its sums, and at most `limit` cached chains, the longest unused first.
+  prefix @11 (tenant :Text, limit :UInt32, device :Text) -> (status :Status, json :Text);
+  # Drops cached pages of `tenant` (empty: all) that nobody holds and nobody used for `idleMs`.
+  evict @12 (tenant :Text, idleMs :UInt64, dryRun :Bool) -> (status :Status, json :Text);
+  # Moves pages out of slabs that are partly empty, so that slabs of `tenant` (empty: all) become free.
+  compact @13 (tenant :Text, dryRun :Bool) -> (status :Status, json :Text);
+  # Changes the arena of a device (empty: all) while it serves; a smaller one is reached as its slabs become free.
+  resize @14 (arenaBytes :UInt64, device :Text, dryRun :Bool) -> (status :Status, json :Text);
 }
