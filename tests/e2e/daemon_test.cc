@@ -144,12 +144,5 @@ TEST(Daemon, DrainEndsItWithZero) {
   EXPECT_FALSE(std::filesystem::exists(daemon.socket));
 }
 
-TEST(Daemon, TimeIsLeftToTheJournal) {
-  Directory directory;
-  Daemon daemon(directory, {}, {"JOURNAL_STREAM=8:1"});
-  const Ended ended = daemon.process->end(SIGTERM);
-  EXPECT_EQ(ended.err.rfind("level=info event=ready", 0), 0u) << ended.err;
-}
-
 }  // namespace
 }  // namespace kvq
