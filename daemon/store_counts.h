@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kvq/types.h"
 
@@ -27,6 +28,20 @@ struct TimeHistogram {
   }
 };
 
+// Relative errors. The buckets sum to the count.
+struct RatioHistogram {
+  static constexpr std::array<double, 12> kBounds = {0.005, 0.01, 0.02, 0.05, 0.075, 0.1,
+                                                     0.125, 0.15, 0.2,  0.3,  0.5,   1};
+  std::array<std::uint64_t, kBounds.size() + 1> buckets{};
+  double sum = 0;
+
+  void add(double ratio) {
+    const auto bound = std::lower_bound(kBounds.begin(), kBounds.end(), ratio);
+    ++buckets[static_cast<std::size_t>(bound - kBounds.begin())];
+    sum += ratio;
+  }
+};
+
 struct StoreCounts {
   std::uint64_t transcodes[kFormatCount][kFormatCount] = {};  // pages, by format before and after; equal: moved
   std::uint64_t transcode_failures = 0;
@@ -35,9 +50,10 @@ struct StoreCounts {
   std::uint64_t refusals = 0;         // requests for pages that were not met
   std::uint64_t commands_refused = 0;
   std::uint64_t slabs_created = 0, slabs_destroyed = 0;
-  TimeHistogram transcode;     // from a page's start to its new place
-  TimeHistogram grace_period;  // from a slot's retirement until no step could read it
-  TimeHistogram step;          // how long a session's oldest step was seen open
+  TimeHistogram transcode;            // from a page's start to its new place
+  TimeHistogram grace_period;         // from a slot's retirement until no step could read it
+  TimeHistogram step;                 // how long a session's oldest step was seen open
+  std::vector<RatioHistogram> noise;  // of measured pages, by layer; as many as a model has had
 
   std::uint64_t all_transcodes() const {
     std::uint64_t sum = 0;

@@ -26,6 +26,7 @@ Result<SessionId> StoreState::open_session(const SessionRequest& request, std::u
            pool_.layout_in_use(Layouts::id(m, config_.cold_format));
   });
   if (!model) return model.error();
+  count_layers(request.geometry);
 
   const std::uint32_t last_session = tables_.root_record().last_session;
   if (last_session % kSessionsOfRange == kSessionsOfRange - 1) {

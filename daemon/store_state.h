@@ -148,10 +148,11 @@ class StoreState final : public Store {
     std::uint32_t moved_before = 0;
     SlotRef from, to;
     std::uint64_t started_ms = 0;
-    Format format = Format::none;  // of the destination
-    bool moves = false;            // a compaction: same format, another slab
-    bool checks = false;           // reads only: to sum the page up, or to compare it with its checksum
-    bool verifies = false;         // it counts for status().verify
+    std::optional<std::uint16_t> measured;  // layer
+    Format format = Format::none;           // of the destination
+    bool moves = false;                     // a compaction: same format, another slab
+    bool checks = false;                    // reads only: to sum the page up, or to compare it with its checksum
+    bool verifies = false;                  // it counts for status().verify
   };
 
   // store.cc
@@ -265,6 +266,10 @@ class StoreState final : public Store {
 
   // store_transcode.cc
   static std::optional<std::uint64_t> checksum_of(const PageRecord& r);
+  void count_layers(const ModelGeometry& g) {
+    if (g.layers > counts_.noise.size()) counts_.noise.resize(g.layers);
+  }
+  std::optional<std::uint16_t> next_measured(const PageRecord& r, Format to);
   bool start_transcode(Tenant& t, PageId page, Format to, std::optional<SlabId> leave);
   void submit_jobs();
   void finish_jobs(TickReport& report);
@@ -327,6 +332,8 @@ class StoreState final : public Store {
   PressureLevel arena_level_ = PressureLevel::calm;
   std::uint32_t arena_boost_ = 0;
   StoreCounts counts_;
+  std::uint64_t measure_at_ms_ = 0;    // no page is measured before
+  std::uint32_t last_measured_ = ~0u;  // layer, in the order of turns
   VerifyStatus verify_;
   AdoptReport adopt_;
   std::optional<std::uint64_t> create_failed_ms_;  // when the device last found no memory for a slab

@@ -145,6 +145,7 @@ Result<void> StoreState::take_sessions(Kept& kept, std::string& why) {
                   .maps_slabs = (r.flags & kSessionMapsSlabs) != 0,
                   .credits = r.credits_target};
     std::copy(std::begin(r.fingerprint), std::end(r.fingerprint), s->request.fingerprint.begin());
+    count_layers(s->request.geometry);
     s->ready = (r.flags & kSessionReady) != 0;
     if (s->ready && s->request.maps_slabs && device_.has_mirrors() && !tenant_of(r.tenant).mirror_kept) {
       return refused(why, kept_name("mirror", raw(r.tenant)) + " is missing");

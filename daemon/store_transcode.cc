@@ -15,9 +15,28 @@
 #include "daemon/store_state.h"
 
 namespace kvq {
+namespace {
+
+constexpr std::uint64_t kMeasureMs = 200;  // between two measured pages
+
+}  // namespace
 
 std::optional<std::uint64_t> StoreState::checksum_of(const PageRecord& r) {
   return (r.flags & kPageHasChecksum) != 0 ? std::optional(r.checksum) : std::nullopt;
+}
+
+// One layer of one page now and again, each layer in its turn: how much quantizing costs, at next to no cost itself.
+std::optional<std::uint16_t> StoreState::next_measured(const PageRecord& r, Format to) {
+  if (r.format != Format::dense || to == Format::dense || now_ms_ < measure_at_ms_) return std::nullopt;
+  const PageLayout& cold = layouts_->layout(r.model, to);
+  for (std::uint32_t i = 0; i < layouts_->geometry(r.model).layers; ++i) {
+    const auto layer = static_cast<std::uint16_t>(++last_measured_ % layouts_->geometry(r.model).layers);
+    if (cold.layer[layer].format == Format::dense) continue;  // kept dense by its model
+    measure_at_ms_ = now_ms_ + kMeasureMs;
+    count_layers(layouts_->geometry(r.model));  // of cached pages that were taken over, no session may be left
+    return layer;
+  }
+  return std::nullopt;
 }
 
 // False: no slot for it now. `leave`: the slab that a compaction empties.
@@ -27,11 +46,13 @@ bool StoreState::start_transcode(Tenant& t, PageId page, Format to, std::optiona
   const std::optional<SlotRef> slot = pool_.take(t.id, Layouts::id(r.model, to), page, leave);
   if (!slot) return false;
   const SlotRef from{r.slab, r.slot};
+  const std::optional<std::uint16_t> measured = next_measured(r, to);
   const Job job{.tenant = t.id,
                 .page = page,
                 .from = from,
                 .to = *slot,
                 .started_ms = now_ms_,
+                .measured = measured,
                 .format = to,
                 .moves = to == r.format};
   unsubmitted_.push_back({.id = ++last_job_,
@@ -40,7 +61,8 @@ bool StoreState::start_transcode(Tenant& t, PageId page, Format to, std::optiona
                           .to = &layouts_->layout(r.model, to),
                           .source_bytes = pool_.offset_bytes(from),
                           .destination_bytes = pool_.offset_bytes(*slot),
-                          .checksum = checksum_of(r)});
+                          .checksum = checksum_of(r),
+                          .measured = measured});
   jobs_.emplace(last_job_, job);
   pool_.set_leaving(from, true);
   t.leaving_bytes += layouts_->layout(r.model, r.format).page_bytes;
@@ -116,6 +138,7 @@ void StoreState::finish_job(const Job& job, const TranscodeDone& done, TickRepor
   ++counts_.transcodes[static_cast<std::size_t>(r.format)][static_cast<std::size_t>(job.format)];
   counts_.transcode_bytes += layouts_->layout(r.model, job.format).page_bytes;
   counts_.transcode.add(now_ms_ - job.started_ms);
+  if (done.noise && job.measured) counts_.noise.at(*job.measured).add(*done.noise);
   t.pages->set_place(job.page, {job.to.slab, job.to.slot, job.format});
   t.pages->set_checksum(job.page, done.checksum);
   publish(t, job.page, {r.generation, job.format, EntryState::sealed, pool_.offset_bytes(job.to)});

@@ -60,7 +60,7 @@ gtest_discover_tests(keeper_test PROPERTIES LABELS multiprocess)
 add_executable(metrics_test tests/metrics/metrics_server_test.cc tests/metrics/node_metrics_test.cc tests/support/scrape.cc)
 target_link_libraries(metrics_test kvq_metrics kvq_startup GTest::gtest_main)
 gtest_discover_tests(metrics_test PROPERTIES LABELS unit)
-foreach(test session admin devices events operator resume limits hostile babble)
+foreach(test session admin devices events operator resume limits hostile babble ticker)
   add_executable(rpc_${test}_test tests/rpc/${test}_test.cc)
   target_include_directories(rpc_${test}_test PRIVATE ${JSON_INCLUDE})
   target_link_libraries(rpc_${test}_test kvq_rpc GTest::gtest_main)
@@ -104,6 +104,7 @@ add_executable(kvq_kernels_test
   tests/kernels/int4_codec_test.cc
   tests/kernels/page_index_test.cc
   tests/kernels/page_sum_test.cc
+  tests/kernels/logit_noise_test.cc
   tests/kernels/transcode_test.cc)
 target_link_libraries(kvq_kernels_test kvq_oracle GTest::gtest_main)
 gtest_discover_tests(kvq_kernels_test PROPERTIES LABELS unit)

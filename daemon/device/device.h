@@ -31,23 +31,26 @@ struct TranscodeJob {
   std::uint64_t source_bytes = 0;
   std::uint64_t destination_bytes = 0;
   std::optional<std::uint64_t> checksum;  // of the source
+  std::optional<std::uint16_t> measured;  // a layer whose noise is wanted, dense before and quantized after
 };
 
 struct TranscodeDone {
   std::uint64_t id = 0;
   // code ok, or why the page must keep its old form (invalid_argument: non-finite or out-of-range values; lost_page:
-  // the source is not what its checksum says; context_lost: whatever ran it is gone, which says nothing about the page).
+  // the source is not what its checksum says; context_lost: whatever ran it is gone, which says nothing about the
+  // page).
   Error error;
   std::uint64_t checksum = 0;  // of what was written; without `to`, of what was read
+  std::optional<float> noise;  // logit_noise() (kernels/logit_noise.h) of the measured layer
 };
 
 // For operators.
 struct DeviceHealth {
   bool degraded = false;
-  std::string text;                  // why; empty when all is well
-  std::string uuid;                  // of the GPU; empty on the host
-  std::string exporter;              // how its memory is passed on, "vmm" or "legacy"; empty on the host
-  std::uint64_t restarts = 0;        // of its worker
+  std::string text;            // why; empty when all is well
+  std::string uuid;            // of the GPU; empty on the host
+  std::string exporter;        // how its memory is passed on, "vmm" or "legacy"; empty on the host
+  std::uint64_t restarts = 0;  // of its worker
   // Of the device's memory; with the overhead of whatever runs the jobs, all that kvqd takes of it.
   std::uint64_t held_bytes = 0;      // slabs with a place, spare ones, mirrors
   std::uint64_t overhead_bytes = 0;  // beside these

@@ -15,6 +15,7 @@
 #include "daemon/device/device.h"
 #include "daemon/shm/memfd.h"
 #include "kernels/host_kernels.h"
+#include "kernels/logit_noise.h"
 
 namespace kvq {
 namespace {
@@ -64,7 +65,13 @@ TranscodeDone run_job(const TranscodeJob& job, std::byte* base) {
   if (job.to == nullptr) return done;
   std::byte* destination = base + job.destination_bytes;
   done.error = transcode_page(*job.geometry, *job.from, source, *job.to, destination).error();
-  if (done.error.code == Errc::ok) done.checksum = page_checksum(destination, job.to->page_bytes);
+  if (done.error.code != Errc::ok) return done;
+  done.checksum = page_checksum(destination, job.to->page_bytes);
+  if (job.measured) {
+    const LayerPlace &dense = job.from->layer[*job.measured], &cold = job.to->layer[*job.measured];
+    done.noise = logit_noise(job.geometry->layer[*job.measured], dense, source + dense.offset_bytes, cold,
+                             destination + cold.offset_bytes);
+  }
   return done;
 }
 

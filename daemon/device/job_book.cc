@@ -30,6 +30,7 @@ void JobBook::send(WorkerLink& link) {
                         .from = job.from->format,
                         .to = job.to == nullptr ? Format::none : job.to->format,
                         .has_checksum = static_cast<std::uint8_t>(job.checksum ? 1 : 0),
+                        .measured = job.measured.value_or(gpu::kNoLayer),
                         .source_bytes = job.source_bytes,
                         .destination_bytes = job.destination_bytes,
                         .checksum = job.checksum.value_or(0)};
@@ -44,6 +45,7 @@ void JobBook::receive(WorkerLink& link) {
   while (link.pop_done(done)) {
     if (sent_.erase(done.id) == 0) continue;
     TranscodeDone out{.id = done.id, .checksum = done.checksum};
+    if (done.noise != gpu::kNotMeasured) out.noise = done.noise;
     if (done.code != Errc::ok) out.error = {done.code, done.native, why_failed(done.code)};
     answered_.push_back(out);
   }

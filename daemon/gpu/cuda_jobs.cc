@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "kernels/logit_noise.h"
+
 namespace kvq::gpu {
 namespace {
 
@@ -111,18 +113,38 @@ Result<void> CudaJobs::collect(std::vector<JobDone>& done) {
     if (!*over) break;
     std::vector<cuda::PageJobDone> results(batch.ids.size());
     transcoder_->collect(batch.ticket, results);
+    const std::size_t first = done.size();
     for (std::size_t i = 0; i < results.size(); ++i) {
       done.push_back({batch.ids[i], results[i].code, 0, results[i].checksum});
+    }
+    for (const Measured& m : batch.measured) {
+      if (results[m.job].code != Errc::ok) continue;
+      const Result<float> noise = measure(m);
+      if (!noise) return noise.error();
+      done[first + m.job].noise = *noise;
     }
     running_.pop_front();
   }
   return {};
 }
 
+Result<float> CudaJobs::measure(const Measured& m) {
+  before_.resize(m.dense->head_bytes * m.spec->kv_heads);
+  after_.resize(m.cold->head_bytes * m.spec->kv_heads);
+  const auto read = [&](std::vector<std::byte>& to, const std::byte* from) {
+    return context_.driver().memcpy_dtoh(to.data(), reinterpret_cast<CUdeviceptr>(from), to.size());
+  };
+  CUresult code = read(before_, m.before);
+  if (code == CUDA_SUCCESS) code = read(after_, m.after);
+  if (code != CUDA_SUCCESS) return Error{Errc::context_lost, code, "reading a page back"};
+  return logit_noise(*m.spec, *m.dense, before_.data(), *m.cold, after_.data());
+}
+
 // Takes up to one batch of jobs from the group.
 Result<void> CudaJobs::launch(Group& group, std::uint64_t most_jobs, std::vector<JobDone>& done) {
   std::vector<cuda::PageJob> pages;
   std::vector<Job> jobs;
+  std::vector<Measured> measured;
   const Job first = group.jobs.front();
   const auto model = models_.find(first.model);
   const bool sums_only = first.to == Format::none;
@@ -141,6 +163,11 @@ Result<void> CudaJobs::launch(Group& group, std::uint64_t most_jobs, std::vector
       done.push_back(refused(job, {Errc::invalid_argument, 0, ""}));
       continue;
     }
+    if (job.measured < model->second->geometry.layers && !sums_only) {
+      const LayerPlace &dense = from->layer[job.measured], &cold = to->layer[job.measured];
+      measured.push_back({pages.size(), &model->second->geometry.layer[job.measured], &dense, &cold,
+                          page.source + dense.offset_bytes, page.destination + cold.offset_bytes});
+    }
     pages.push_back(page);
     jobs.push_back(job);
   }
@@ -153,7 +180,7 @@ Result<void> CudaJobs::launch(Group& group, std::uint64_t most_jobs, std::vector
     for (const Job& job : jobs) done.push_back(refused(job, e));
     return {};
   }
-  Batch batch{*ticket, {}};
+  Batch batch{*ticket, {}, std::move(measured)};
   for (const Job& job : jobs) batch.ids.push_back(job.id);
   running_.push_back(std::move(batch));
   return {};

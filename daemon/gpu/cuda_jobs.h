@@ -51,15 +51,24 @@ class CudaJobs {
     std::deque<Job> jobs;
     PaceTime oldest;
   };
+  struct Measured {  // a layer of a job's page: its blocks on the device, before and after
+    std::size_t job;
+    const LayerSpec* spec;
+    const LayerPlace *dense, *cold;
+    const std::byte *before, *after;
+  };
   struct Batch {
     std::uint32_t ticket;
     std::vector<std::uint64_t> ids;
+    std::vector<Measured> measured;
   };
 
   CudaJobs(const CudaContext& context, Locate locate);
   std::uint64_t source_bytes(const Job& job) const;
   BatchPace::Waiting waiting() const;
   Result<void> collect(std::vector<JobDone>& done);
+  // Waits for some 0.3 MB from the device, and computes about as long as that takes. kvqd asks for few.
+  Result<float> measure(const Measured& m);
   Result<void> launch(Group& group, std::uint64_t most_jobs, std::vector<JobDone>& done);
 
   const CudaContext& context_;
@@ -69,6 +78,7 @@ class CudaJobs {
   std::unordered_map<std::uint32_t, std::unique_ptr<Model>> models_;
   std::deque<Group> groups_;  // those with waiting jobs, in the order of their first one
   std::deque<Batch> running_;
+  std::vector<std::byte> before_, after_;  // of a measured layer
   BatchPace pace_;
   bool urgent_ = false;
 };

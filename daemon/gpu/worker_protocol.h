@@ -33,7 +33,7 @@
 
 namespace kvq::gpu {
 
-inline constexpr std::uint32_t kWorkerProtocol = 3;  // kvqd and kvqd-gpu are of one release
+inline constexpr std::uint32_t kWorkerProtocol = 4;  // kvqd and kvqd-gpu are of one release
 inline constexpr int kSocketFd = 3, kRingsFd = 4, kWorkerBellFd = 5, kDaemonBellFd = 6;
 inline constexpr std::uint32_t kDeviceItself = ~std::uint32_t{0};  // index of a `failed` that ends the worker
 inline constexpr std::uint32_t kAnySlab = ~std::uint32_t{0};       // index of a `spare` that fits every place
@@ -97,11 +97,15 @@ struct Model {
   ModelGeometry geometry;
 };
 
+inline constexpr std::uint16_t kNoLayer = 0xffff;
+inline constexpr float kNotMeasured = -1;
+
 struct Job {
   std::uint64_t id = 0;
   std::uint32_t model = 0;
   Format from{}, to{};  // to == none: only sum up
   std::uint8_t has_checksum = 0;
+  std::uint16_t measured = kNoLayer;  // a layer whose noise is wanted, dense before and quantized after
   std::uint64_t source_bytes = 0, destination_bytes = 0;  // from the arena's base
   std::uint64_t checksum = 0;
 };
@@ -111,6 +115,7 @@ struct JobDone {
   Errc code{};
   std::int32_t native = 0;
   std::uint64_t checksum = 0;
+  float noise = kNotMeasured;  // of the measured layer
 };
 
 // One directory entry for a mirror. `sequence` counts publications from 1.

@@ -54,17 +54,26 @@ void Exposition::sample(const Labels& labels, std::uint64_t value) { line("", la
 void Exposition::sample(const Labels& labels, double value) { line("", labels, decimal(value)); }
 void Exposition::sample_ms(const Labels& labels, std::uint64_t ms) { line("", labels, seconds(ms)); }
 
-void Exposition::sample(const Labels& labels, const TimeHistogram& times) {
+template <typename Histogram, typename Bound>
+void Exposition::histogram(const Labels& labels, const Histogram& h, std::string_view sum, Bound bound) {
   std::uint64_t count = 0;
-  for (std::size_t i = 0; i < times.buckets.size(); ++i) {
-    count += times.buckets[i];
-    const std::string bound = i < TimeHistogram::kBoundsMs.size() ? seconds(TimeHistogram::kBoundsMs[i]) : "+Inf";
+  for (std::size_t i = 0; i < h.buckets.size(); ++i) {
+    count += h.buckets[i];
+    const std::string end = i + 1 < h.buckets.size() ? bound(i) : "+Inf";
     Labels with = labels;
-    with.emplace_back("le", bound);
+    with.emplace_back("le", end);
     line("_bucket", with, std::to_string(count));
   }
-  line("_sum", labels, seconds(times.sum_ms));
+  line("_sum", labels, sum);
   line("_count", labels, std::to_string(count));
+}
+
+void Exposition::sample(const Labels& labels, const TimeHistogram& times) {
+  histogram(labels, times, seconds(times.sum_ms), [](std::size_t i) { return seconds(TimeHistogram::kBoundsMs[i]); });
+}
+
+void Exposition::sample(const Labels& labels, const RatioHistogram& ratios) {
+  histogram(labels, ratios, decimal(ratios.sum), [](std::size_t i) { return decimal(RatioHistogram::kBounds[i]); });
 }
 
 }  // namespace kvq

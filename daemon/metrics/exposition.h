@@ -30,10 +30,14 @@ class Exposition {
   // In seconds, as the text format wants them.
   void sample_ms(const Labels& labels, std::uint64_t ms);
   void sample(const Labels& labels, const TimeHistogram& times);
+  void sample(const Labels& labels, const RatioHistogram& ratios);
 
   std::string take() { return std::move(text_); }
 
  private:
+  // `bound` gives the text of each upper end but the last.
+  template <typename Histogram, typename Bound>
+  void histogram(const Labels& labels, const Histogram& h, std::string_view sum, Bound bound);
   void line(std::string_view suffix, const Labels& labels, std::string_view value);
 
   std::string name_, text_;

@@ -171,12 +171,26 @@ void write_health(Writer& w) {
 void write_times(Writer& w) {
   w.device("kvq_alloc_wait_seconds", kHistogram, "How long requests for pages took, met or refused.",
            [](const DeviceReport& d) { return d.counts.alloc_wait; });
+  w.device("kvq_restore_seconds", kHistogram, "How long parked sequences took to run again, or to be refused.",
+           [](const DeviceReport& d) { return d.counts.restore; });
   w.device("kvq_grace_period_seconds", kHistogram, "From a slot's retirement until no step could read it.",
            [](const DeviceReport& d) { return d.store.counts.grace_period; });
   w.device("kvq_transcode_seconds", kHistogram, "From the decision to rewrite a page until readers find it.",
            [](const DeviceReport& d) { return d.store.counts.transcode; });
   w.device("kvq_step_seconds", kHistogram, "How long the oldest step of a session was open, as the ticks saw it.",
            [](const DeviceReport& d) { return d.store.counts.step; });
+}
+
+// A series for each layer that a model has had: from its registration on, so at zero before the first page.
+void write_noise(Writer& w) {
+  w.of_devices("kvq_quantization_noise_ratio", kHistogram,
+               "Error of keys by quantizing, relative to the keys: logit noise for queries without a direction. One "
+               "layer of one page every 200 ms.",
+               [&](const DeviceReport& d, const Labels& l) {
+                 for (std::size_t i = 0; i < d.store.counts.noise.size(); ++i) {
+                   w.out.sample(w.with(l, "layer", std::to_string(i)), d.store.counts.noise[i]);
+                 }
+               });
 }
 
 void write_tenant_memory(Writer& w) {
@@ -240,6 +254,7 @@ std::string metrics_text(const NodeReport& report) {
   write_sessions(w);
   write_health(w);
   write_times(w);
+  write_noise(w);
   write_tenant_memory(w);
   write_tenant_work(w);
   return w.out.take();

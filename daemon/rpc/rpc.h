@@ -84,6 +84,7 @@ struct SessionCounts {
   std::uint64_t opened = 0;
   std::uint64_t closed = 0, lost = 0, evicted = 0;  // ended: given up by its client, without a word, by an operator
   TimeHistogram alloc_wait;                         // of each request for pages, until it was met or refused
+  TimeHistogram restore;                            // of each parked sequence, until it ran again or was refused
 };
 
 struct DeviceReport {

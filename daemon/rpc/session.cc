@@ -91,8 +91,10 @@ class SessionServer final : public wire::Session::Server {
 
   kj::Promise<void> resume(ResumeContext context) override {
     const SequenceId sequence{context.getParams().getSequence()};
+    const std::uint64_t asked_ms = sessions_.now_ms();
     return answer(context, {context.getParams().getDeadlineMs(),
-                            [this, sequence] { return store().resume(session_->id, sequence, sessions_.now_ms()); }});
+                            [this, sequence] { return store().resume(session_->id, sequence, sessions_.now_ms()); }})
+        .then([this, asked_ms] { sessions_.note_restore(sessions_.now_ms() - asked_ms); });
   }
 
   kj::Promise<void> lostPages(LostPagesContext context) override {

@@ -124,8 +124,9 @@ class Sessions {
   const Store& store() const { return store_; }
   std::uint64_t ticks() const { return ticker_.ticks(); }
   const SessionCounts& counts() const { return counts_; }
-  // A request for pages was met or refused.
+  // A request for pages, or to run a parked sequence again, was met or refused.
   void note_alloc_wait(std::uint64_t ms) { counts_.alloc_wait.add(ms); }
+  void note_restore(std::uint64_t ms) { counts_.restore.add(ms); }
   std::uint64_t now_ms() const { return loop_.now_ms(); }
   const RpcOptions& options() const { return options_; }
 

@@ -22,6 +22,7 @@ Ticker::Ticker(EventLoop& loop, Store& store, std::uint32_t interval_ms,
 void Ticker::soon() {
   if (asked_) return;
   if (loop_.now_ms() == last_ms_) {
+    wanted_ = true;
     arm(1);
     return;
   }
@@ -37,13 +38,17 @@ void Ticker::keep_going(bool active) {
 }
 
 void Ticker::tick() {
-  asked_ = false;
+  asked_ = wanted_ = false;
   ++ticks_;
   last_ms_ = loop_.now_ms();
   const TickReport report = store_.tick(last_ms_);
   after_(last_ms_, report);
   std::uint32_t next_ms = active_ ? interval_ms_ : 0;
-  if (report.busy) next_ms = moved(report) ? 1 : std::clamp(armed_ms_ * 2, 1u, interval_ms_);
+  if (wanted_) {
+    next_ms = 1;  // what `after_` did came too late for this report
+  } else if (report.busy) {
+    next_ms = moved(report) ? 1 : std::clamp(armed_ms_ * 2, 1u, interval_ms_);
+  }
   arm(next_ms);
 }
 

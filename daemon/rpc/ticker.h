@@ -39,7 +39,8 @@ class Ticker final : private kj::TaskSet::ErrorHandler {
   EventLoop::Watch watch_;
   std::uint32_t armed_ms_ = 0;  // interval of `watch_`, 0: not armed
   bool active_ = false;
-  bool asked_ = false;  // a tick is queued for the next turn
+  bool asked_ = false;   // a tick is queued for the next turn
+  bool wanted_ = false;  // one is wanted in the next millisecond
   std::uint64_t last_ms_ = 0;
   std::uint64_t ticks_ = 0;
   kj::TaskSet queued_;

@@ -62,6 +62,7 @@ namespace kvq::cuda {
   X(mem_host_register, cuMemHostRegister)                             \
   X(mem_host_unregister, cuMemHostUnregister)                         \
   X(mem_host_get_device_pointer, cuMemHostGetDevicePointer)           \
+  X(memcpy_dtoh, cuMemcpyDtoH)                                        \
   X(memset_d8_async, cuMemsetD8Async)
 
 struct Driver {

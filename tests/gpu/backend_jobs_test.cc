@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "kernels/host_kernels.h"
+#include "kernels/logit_noise.h"
 #include "kernels/page_sum.h"
 #include "tests/gpu/gpu_test.h"
 #include "tests/gpu/one_backend.h"
@@ -68,6 +69,15 @@ std::vector<std::byte> on_host(std::uint32_t model, Format from, const std::vect
   return out;
 }
 
+float noise_on_host(std::uint32_t model, Format to, const std::vector<std::byte>& dense,
+                    const std::vector<std::byte>& cold, std::uint16_t layer) {
+  const ModelGeometry g = geometry(model);
+  if (layer >= g.layers) return gpu::kNotMeasured;
+  const PageLayout before = make_layout(g, Format::dense), after = make_layout(g, to);
+  return logit_noise(g.layer[layer], before.layer[layer], dense.data() + before.layer[layer].offset_bytes,
+                     after.layer[layer], cold.data() + after.layer[layer].offset_bytes);
+}
+
 std::vector<JobDone> finish(gpu::Backend& backend, double patience_ms = 20'000) {
   std::vector<JobDone> done;
   for (const double end = now_ms() + patience_ms;;) {
@@ -82,6 +92,7 @@ struct Expected {
   Errc code = Errc::ok;
   std::vector<std::byte> bytes;  // at the destination; empty: not looked at
   std::uint64_t at = 0, checksum = 0;
+  float noise = gpu::kNotMeasured;
 };
 
 // Pages one after another in two slabs; the jobs that rewrite them, and what must come of them.
@@ -94,6 +105,10 @@ class Pages {
     const std::vector<std::byte> source = from == Format::dense ? dense : on_host(model, Format::dense, dense, from);
     Job job = put(model, from, to, source);
     Expected expected;
+    if (from == Format::dense && to != Format::none) {
+      job.measured = static_cast<std::uint16_t>(random_source()() % (geometry(model).layers + 1));  // or no such layer
+      expected.noise = noise_on_host(model, to, source, on_host(model, from, source, to), job.measured);
+    }
     if (to == Format::none) {
       expected.checksum = page_sum(source.data(), source.size());
     } else {
@@ -141,6 +156,7 @@ class Pages {
       ASSERT_EQ(d.code, e.code) << "job " << d.id;
       if (e.code != Errc::ok) continue;
       ASSERT_EQ(d.checksum, e.checksum) << "job " << d.id;
+      ASSERT_EQ(d.noise, e.noise) << "job " << d.id;
       if (e.bytes.empty()) continue;
       ASSERT_EQ(std::memcmp(memory.data() + (e.at - kSlabBytes), e.bytes.data(), e.bytes.size()), 0) << "job " << d.id;
     }

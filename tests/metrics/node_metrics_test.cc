@@ -59,10 +59,12 @@ TEST(NodeMetrics, EverySeriesIsThereAtZeroFromTheStart) {
 
 TEST(NodeMetrics, NoSeriesAppearsLater) {
   NodeReport report = fresh();
+  report.devices[0].store.counts.noise.resize(2);  // a model has registered
   const auto before = names_of(parse_samples(metrics_text(report)));
   StoreCounts& counts = report.devices[0].store.counts;
   counts.transcodes[1][2] = counts.transcodes[2][2] = counts.drops = counts.refusals = 7;
   counts.step.add(100'000);
+  counts.noise[1].add(0.1);
   report.devices[0].counts.lost = 3;
   report.devices[0].store.tenants[0].counts.hit_pages[2] = 5;
   EXPECT_EQ(names_of(parse_samples(metrics_text(report))), before);
@@ -121,6 +123,21 @@ TEST(Exposition, HistogramsAreCumulativeAndEndAtTheirCount) {
   EXPECT_EQ(samples.at("x_seconds_bucket{device=\"host\",le=\"+Inf\"}"), 5);
   EXPECT_EQ(samples.at("x_seconds_count{device=\"host\"}"), 5);
   EXPECT_DOUBLE_EQ(samples.at("x_seconds_sum{device=\"host\"}"), 120.004);
+}
+
+TEST(Exposition, RatiosHaveBoundsOfTheirOwn) {
+  RatioHistogram ratios;
+  for (const double ratio : {0.0, 0.005, 0.09, 2.0}) ratios.add(ratio);
+  Exposition out;
+  out.family("x_ratio", MetricKind::histogram, "Ratios.");
+  out.sample({}, ratios);
+  const Samples samples = parse_samples(out.take());
+  EXPECT_EQ(samples.at("x_ratio_bucket{le=\"0.005\"}"), 2);
+  EXPECT_EQ(samples.at("x_ratio_bucket{le=\"0.1\"}"), 3);
+  EXPECT_EQ(samples.at("x_ratio_bucket{le=\"1\"}"), 3);
+  EXPECT_EQ(samples.at("x_ratio_bucket{le=\"+Inf\"}"), 4);
+  EXPECT_EQ(samples.at("x_ratio_count"), 4);
+  EXPECT_DOUBLE_EQ(samples.at("x_ratio_sum"), 2.095);
 }
 
 TEST(Exposition, NumbersAndLabelsAreWrittenExactly) {

@@ -91,11 +91,14 @@ TEST(Metrics, SessionsAreCountedByTheirEnds) {
   EXPECT_EQ(moved_to(port, before, expected), expected);
   first.say("close");
   first.hear();
-  // Its unused pages go back, through limbo, and their slab stays for a while.
+  // Its unused pages go back, through limbo.
   expected = {{host("kvq_sessions_ended_total", "how=\"closed\""), 1}, {host("kvq_grace_period_seconds_count"), 4}};
   EXPECT_EQ(moved_to(port, before, expected), expected);
   second.kill();
-  expected = {{host("kvq_sessions_ended_total", "how=\"lost\""), 1}, {host("kvq_grace_period_seconds_count"), 4}};
+  // Then their slab is empty, and goes, too, after a while.
+  expected = {{host("kvq_sessions_ended_total", "how=\"lost\""), 1},
+              {host("kvq_grace_period_seconds_count"), 4},
+              {host("kvq_slabs_destroyed_total"), 1}};
   EXPECT_EQ(moved_to(port, before, expected), expected) << daemon.log();
 }
 
@@ -128,6 +131,7 @@ TEST(Metrics, PagesAreCountedFromTheirTokensToTheirQuantizing) {
   expected = {{host("kvq_transcodes_total", "from=\"dense\",to=\"int4\""), 3},
               {host("kvq_transcode_seconds_count"), 3},
               {host("kvq_grace_period_seconds_count"), 3},
+              {host("kvq_quantization_noise_ratio_count", "layer=\"0\""), 1},
               {host("kvq_transcode_written_bytes_total"), 3 * 9216},
               {host("kvq_slabs_created_total"), 1}};
   const Samples quantized = moved_to(port, before, expected);

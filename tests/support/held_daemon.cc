@@ -18,6 +18,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "tests/support/daemon_process.h"
 #include "tests/support/programs.h"
 
 extern char** environ;

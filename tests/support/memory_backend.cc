@@ -16,6 +16,7 @@
 #include "daemon/device/checksum.h"
 #include "daemon/shm/memfd.h"
 #include "kernels/host_kernels.h"
+#include "kernels/logit_noise.h"
 
 namespace kvq::testing {
 namespace {
@@ -256,7 +257,13 @@ class MemoryBackend final : public gpu::Backend {
     const PageLayout to = make_layout(geometry, job.to);
     std::byte* destination = base_ + job.destination_bytes;
     done.code = transcode_page(geometry, from, source, to, destination).error().code;
-    if (done.code == Errc::ok) done.checksum = page_checksum(destination, to.page_bytes);
+    if (done.code != Errc::ok) return done;
+    done.checksum = page_checksum(destination, to.page_bytes);
+    if (job.measured != gpu::kNoLayer) {
+      const LayerPlace &dense = from.layer[job.measured], &cold = to.layer[job.measured];
+      done.noise = logit_noise(geometry.layer[job.measured], dense, source + dense.offset_bytes, cold,
+                               destination + cold.offset_bytes);
+    }
     return done;
   }
 
