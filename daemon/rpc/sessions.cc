@@ -165,7 +165,6 @@ void Sessions::process_ended(const Process& process) {
   const std::uint64_t now_ms = loop_.now_ms();
   for (const auto& session : of(process)) release(session, now_ms);
   settle();
-  ticker_.soon();
 }
 
 void Sessions::release(const std::shared_ptr<LiveSession>& session, std::uint64_t now_ms) {
@@ -176,6 +175,7 @@ void Sessions::release(const std::shared_ptr<LiveSession>& session, std::uint64_
   // Only now: a next daemon that finds the session needs its pidfd to know that the process's steps are over.
   if (options_.keeper != nullptr) forget_session(*options_.keeper, session->id);
   set_pace();
+  ticker_.soon();  // what it held is in limbo, and it may have been the last session
   finish_drains(now_ms);
 }
 
