@@ -17,6 +17,7 @@
 #include "daemon/parts.h"
 #include "daemon/rpc/rpc.h"
 #include "daemon/setup.h"
+#include "daemon/status_line.h"
 
 namespace kvq {
 namespace {
@@ -25,6 +26,7 @@ constexpr std::uint64_t kUnlistedTenants = 64;  // most that are made by uid
 constexpr std::uint64_t kSlabsOfAnyGpu = 1024;  // that a share of its memory may come to, where that is unknown
 constexpr std::uint64_t kNotifyRetryMs = 5;     // while the service manager's queue is full
 constexpr std::uint64_t kNotifyEndMs = 5000;    // longest that the end waits for it
+constexpr std::uint64_t kStatusMs = 5000;       // between looks at the figures of the status line
 
 // What KJ has to say (a peer that sends garbage, mostly) goes to the log, within its bounds.
 class KjLog final : public kj::ExceptionCallback {
@@ -166,6 +168,17 @@ EventLoop::Watch feed_watchdog(EventLoop& loop, Notify& notify) {
   });
 }
 
+// The status line is `what` and the figures; a new one goes out when they have changed.
+EventLoop::Watch tell_figures(EventLoop& loop, Notify& notify, const RpcServer& server, const std::string& what) {
+  if (!notify.active()) return {};
+  return loop.every(kStatusMs, [&notify, &server, what, told = std::string()]() mutable {
+    std::string text = what + "; " + figures_text(server.report());
+    if (text == told || notify.waiting() > 0) return;
+    notify.send("STATUS=" + text);
+    told = std::move(text);
+  });
+}
+
 // `ready` turns true when clients are served: what fails before is the machine's refusal to let kvqd start.
 ExitCode run(const Config& config, bool& ready) {
   Intake intake = take_descriptors();
@@ -223,11 +236,14 @@ ExitCode run(const Config& config, bool& ready) {
   }
   const EventLoop::Watch watchdog = feed_watchdog(loop, notify);
   log(ready_line(config, parts));
-  notify.send("READY=1\nSTATUS=serving " + config.socket + " from " + devices_text(parts) + "; " + states_text(parts));
+  const std::string status = "serving " + config.socket + " from " + devices_text(parts) + "; " + states_text(parts);
+  notify.send("READY=1\nSTATUS=" + status);
+  EventLoop::Watch figures = tell_figures(loop, notify, *server, status);
   ready = true;
   serve_until_told(loop, *server, kj::mv(told_to_end), keeper, notify);
   if (!pages_lost) forget_what_ends(parts);  // else the names stay, so that the next kvqd says why it starts clean
   log("event=stopping sessions=" + std::to_string(server->sessions()));
+  figures.cancel();
   metrics.reset();
   server.reset();
   loop.run(workers.idle());

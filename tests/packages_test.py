@@ -104,6 +104,9 @@ class Node(unittest.TestCase):
     def proc(self, name):
         return self.node.run("cat", f"/proc/{self.pid()}/{name}")
 
+    def as_kvqd_sees(self, *words):
+        return self.node.run("nsenter", "--target", self.pid(), "--mount", "--root", "--wd", *words, check=False)
+
     def look(self, order="look"):
         """What the server sees of its pages."""
         Node.server.stdin.write(order + "\n")
@@ -160,25 +163,27 @@ class Node(unittest.TestCase):
         self.assertEqual(self.node.run("id", "-u", "kvq"), status["Uid"].split()[1])
         interfaces = [line.split(":")[0].strip() for line in self.proc("net/dev").splitlines()[2:]]
         self.assertEqual(interfaces, ["lo"])
-        sees = ("nsenter", "--target", self.pid(), "--mount", "--root", "--wd")
         self.node.add_device("nvidia0", 195, 0)
         self.assertIn("nvidia0", self.node.run("ls", "/dev"))
-        self.assertNotIn("nvidia0", self.node.run(*sees, "ls", "/dev"))
+        self.assertNotIn("nvidia0", self.as_kvqd_sees("ls", "/dev").stdout)
         for folder in ("/usr", "/etc/kvq", "/var/lib"):
-            self.assertIn("Read-only file system", self.node.run(*sees, "touch", f"{folder}/x", check=False).stdout)
+            self.assertIn("Read-only file system", self.as_kvqd_sees("touch", f"{folder}/x").stdout)
 
     def test_04_a_member_of_the_group_is_served_and_nobody_else(self):
         self.node.run("useradd", "--system", "stranger")
         self.node.run("useradd", "--system", "--groups", "kvq", "member")
         refused = self.node.run("runuser", "-u", "stranger", "--", "/srv/server", check=False)
         self.assertIn("permission_denied", refused.stdout)
-        Node.server = self.node.start("runuser", "-u", "member", "--", "/srv/server")
+        # In a container of its own it is served as well: nothing passes but the socket.
+        Node.server = self.node.start("unshare", "--ipc", "--net", "--pid", "--fork", "--mount", "--mount-proc", "sh", "-ec",
+                                      "mount -t tmpfs none /dev/shm; exec runuser -u member -- /srv/server")
         self.addClassCleanup(Node.server.kill)
         self.assertEqual(Node.server.stdout.readline(), "ready cached=0\n")
         Node.digest = self.look()
         self.assertEqual(self.look(), Node.digest)
         self.assertNotEqual(self.look("grow"), Node.digest)
         Node.digest = self.look()
+        self.node.until("live figures", lambda: self.shows("kvqd.service", "StatusText").endswith("in use, calm, 1 session"))
 
     def test_05_an_upgrade_loses_nothing_of_a_running_server(self):
         before = self.pid()
@@ -215,20 +220,32 @@ class Node(unittest.TestCase):
         self.assertIn("watchdog", self.node.run("journalctl", "-u", "kvqd.service", "--no-pager").lower())
         self.node.run("sh", "-ec", f"rm -r {folder}; systemctl daemon-reload")
 
-    def test_09_python_is_served_by_the_installed_package(self):
+    def test_09_the_drop_ins_do_what_they_say(self):
+        folder, before = "/etc/systemd/system/kvqd.service.d", self.pid()
+        self.node.run("sh", "-ec", f"""for name in gpu metrics; do install -D -m 644 /usr/share/kvqd/kvqd-$name.conf {folder}/$name.conf; done
+            sed -i '1i metrics = "127.0.0.1:9477"' /etc/kvq/kvqd.toml; systemctl daemon-reload; systemctl restart kvqd""")
+        Node.digest = self.expect_taken_over(before, Node.digest)
+        self.assertIn("nvidia0", self.as_kvqd_sees("ls", "/dev").stdout)
+        asked = "exec 3<>/dev/tcp/127.0.0.1/9477; printf 'GET /metrics HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n' >&3; cat <&3"
+        self.assertIn("kvq_build_info", self.node.run("bash", "-c", asked))
+        before = self.pid()
+        self.node.run("sh", "-ec", f"rm -r {folder}; sed -i 1d /etc/kvq/kvqd.toml; systemctl daemon-reload; systemctl restart kvqd")
+        Node.digest = self.expect_taken_over(before, Node.digest)
+
+    def test_10_python_is_served_by_the_installed_package(self):
         self.node.install("/srv/python3-kvqd.deb")
         shutil.copy(TESTS / "packages/server.py", self.files)
         self.assertEqual(self.node.run("python3", "/srv/server.py"), f"{VERSION} 128 tokens, then 128 cached")
 
-    def test_10_the_tools_have_their_pages_and_completions(self):
+    def test_11_the_tools_have_their_pages_and_completions(self):
         for name in ("bash-completion/completions/kvqctl", "zsh/vendor-completions/_kvqctl", "fish/vendor_completions.d/kvqctl.fish"):
             self.assertIn("kvqctl", (self.node.root / "usr/share" / name).read_text())
-        for page in ("man1/kvqctl.1", "man8/kvqd.8", "man8/kvq-hold.8"):
-            self.assertTrue((self.node.root / f"usr/share/man/{page}.gz").exists(), page)
+        for page in (TESTS.parent / "docs/man").iterdir():
+            self.assertTrue((self.node.root / f"usr/share/man/man{page.suffix[1:]}/{page.name}.gz").exists(), page)
         self.assertEqual(self.node.run("bash", "-ec", ". /usr/share/bash-completion/completions/kvqctl; complete -p kvqctl"),
                          "complete -F _kvqctl kvqctl")
 
-    def test_11_a_removal_stops_it_and_keeps_the_settings(self):
+    def test_12_a_removal_stops_it_and_keeps_the_settings(self):
         self.node.run("apt-get", "-qq", "-y", "remove", "kvqd")
         self.assertEqual(self.node.run("pidof", "kvqd", check=False).stdout, "")
         for unit in ("kvqd.service", "kvqd.socket"):
@@ -237,12 +254,12 @@ class Node(unittest.TestCase):
         Node.server.stdin.close()
         Node.server.wait(30)
 
-    def test_12_what_was_removed_can_be_installed_again(self):
+    def test_13_what_was_removed_can_be_installed_again(self):
         self.node.install("/srv/kvqd.deb")
         self.assertEqual(self.status()["arena"]["bytes"], 64 << 20, "the settings from before")
         self.assertEqual(self.node.run("systemctl", "is-active", "kvqd.socket"), "active")
 
-    def test_13_a_purge_leaves_no_file(self):
+    def test_14_a_purge_leaves_no_file(self):
         self.node.run("apt-get", "-qq", "-y", "purge", "kvqd", "kvqctl", "libkvq1", "python3-kvqd")
         self.assertEqual(self.node.run("find", "/", "/run", "/tmp", "-xdev", "-name", "*kvq*", "-not", "-path", "/srv/*"), "")
         self.assertEqual(self.node.run("sh", "-c", "systemctl list-unit-files --no-legend 'kvqd*'; systemctl list-units --all --no-legend 'kvqd*'"), "")

@@ -62,6 +62,9 @@ gtest_discover_tests(listen_socket_test PROPERTIES LABELS multiprocess)
 add_executable(keeper_test tests/gpu_list_test.cc tests/keeper_test.cc daemon/gpu_list.cc daemon/make_store.cc)
 target_link_libraries(keeper_test kvq_keeper kvq_startup kvq_store kvq_device_host kvq_device_worker GTest::gmock_main)
 gtest_discover_tests(keeper_test PROPERTIES LABELS multiprocess)
+add_executable(status_line_test tests/status_line_test.cc daemon/status_line.cc)
+target_link_libraries(status_line_test kvq_loop GTest::gtest_main)
+gtest_discover_tests(status_line_test PROPERTIES LABELS unit)
 add_executable(metrics_test tests/metrics/metrics_server_test.cc tests/metrics/node_metrics_test.cc tests/support/scrape.cc)
 target_link_libraries(metrics_test kvq_metrics kvq_startup GTest::gtest_main)
 gtest_discover_tests(metrics_test PROPERTIES LABELS unit)
@@ -229,7 +232,7 @@ gtest_discover_tests(kvq_gpu_worker_test DISCOVERY_TIMEOUT 60 PROPERTIES LABELS 
 # A kvqd of an older version in the same state version: it writes no checksums and has no kill points.
 get_target_property(KVQ_STORE_SOURCES kvq_store SOURCES)
 add_executable(kvqd_older daemon/main.cc daemon/choose_device.cc daemon/config.cc daemon/core/page_table.cc daemon/gpu_list.cc
-  daemon/kill_at.cc daemon/log.cc daemon/make_store.cc daemon/parts.cc daemon/rpc/admin.cc daemon/rpc/session.cc daemon/setup.cc ${KVQ_STORE_SOURCES})
+  daemon/kill_at.cc daemon/log.cc daemon/make_store.cc daemon/parts.cc daemon/rpc/admin.cc daemon/rpc/session.cc daemon/setup.cc daemon/status_line.cc ${KVQ_STORE_SOURCES})
 target_compile_definitions(kvqd_older PRIVATE KVQ_VERSION="0.0.9" KVQ_WITHOUT_CHECKSUMS KVQ_WORKER_DIRECTORY="/none")
 target_compile_options(kvqd_older PRIVATE -UKVQ_KILL_POINTS -O2 -Wno-maybe-uninitialized)
 target_include_directories(kvqd_older PRIVATE ${JSON_INCLUDE} ${TOMLPLUSPLUS_INCLUDE})
