@@ -196,6 +196,15 @@ class Node(unittest.TestCase):
         self.assertTrue(checked["finished"])
         self.assertEqual((checked["bad"], checked["pages"] > 20), (0, True), checked)
 
+    def test_05_an_upgrade_that_would_refuse_the_settings_leaves_kvqd_alone(self):
+        before = self.pid()
+        self.node.run("sed", "-i", "1i arena_byte = 1", "/etc/kvq/kvqd.toml")
+        said = self.node.run("dpkg", "-i", "/srv/kvqd.deb")
+        self.assertIn("kvqd.toml:1", said)
+        self.assertIn("was not restarted", said)
+        self.assertEqual((self.pid(), self.look()), (before, Node.digest))
+        self.node.run("sed", "-i", "1d", "/etc/kvq/kvqd.toml")
+
     def test_06_a_restart_loses_nothing(self):
         before = self.pid()
         self.node.run("systemctl", "restart", "kvqd.service")
