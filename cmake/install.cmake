@@ -58,3 +58,5 @@ set(KVQ_PYTHON_DIR lib/python3/dist-packages/kvqd)
 install(DIRECTORY client/python/kvqd/ DESTINATION ${KVQ_PYTHON_DIR} COMPONENT python3-kvqd
         PATTERN __pycache__ EXCLUDE PATTERN _native EXCLUDE)
 install(FILES include/kvq/kvq.h DESTINATION ${KVQ_PYTHON_DIR}/_native COMPONENT python3-kvqd)
+file(CONFIGURE OUTPUT python/METADATA @ONLY CONTENT "Metadata-Version: 2.1\nName: kvqd\nVersion: @PROJECT_VERSION@\n")  # for pip and its like
+install(FILES ${CMAKE_BINARY_DIR}/python/METADATA DESTINATION ${KVQ_PYTHON_DIR}-${PROJECT_VERSION}.dist-info COMPONENT python3-kvqd)

@@ -205,6 +205,13 @@ class Node(unittest.TestCase):
         self.assertEqual((self.pid(), self.look()), (before, Node.digest))
         self.node.run("sed", "-i", "1d", "/etc/kvq/kvqd.toml")
 
+    def test_05_an_upgrade_that_was_a_mistake_is_taken_back_and_loses_nothing(self):
+        for file, version in (("older", OLD_VERSION), ("kvqd", VERSION)):
+            before = self.pid()
+            self.node.install("--allow-downgrades", f"/srv/{file}.deb")
+            Node.digest = self.expect_taken_over(before, Node.digest)
+            self.assertEqual(self.status()["version"], version)
+
     def test_06_a_restart_loses_nothing(self):
         before = self.pid()
         self.node.run("systemctl", "restart", "kvqd.service")

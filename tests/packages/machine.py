@@ -53,14 +53,15 @@ def limit(which, asked):
 
 
 def distribution():
-    """Code name of this machine's distribution, and a mirror of it as apt is configured."""
+    """Code name of this machine's distribution, a mirror of it as apt is configured, and those of its components that are free."""
     release = dict(line.split("=", 1) for line in pathlib.Path("/etc/os-release").read_text().splitlines() if "=" in line)
     name = release["VERSION_CODENAME"].strip('"')
-    for line in run("apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages").splitlines():
-        uri, suite, component = line.split()
-        if (suite, component) == (name, "main"):
-            return name, uri
-    raise Failed(f"apt knows no mirror of {name} main")
+    targets = run("apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI) $(COMPONENT)", "Created-By: Packages").splitlines()
+    mirrors = [line.split()[1:] for line in targets if line.split()[0] == name]
+    if ["main"] not in [mirror[1:] for mirror in mirrors]:
+        raise Failed(f"apt knows no mirror of {name} main")
+    uri = next(mirror[0] for mirror in mirrors if mirror[1] == "main")
+    return name, uri, [component for at, component in mirrors if at == uri and component in ("main", "universe")]
 
 
 def inside(root, *command, timeout=APT_S):
@@ -87,10 +88,11 @@ def cached_root(cache, name, make):
 
 def clean_root(cache):
     """Debian with systemd and nothing else."""
-    name, mirror = distribution()
+    name, mirror, components = distribution()
 
     def make(work):
-        run("debootstrap", "--variant=minbase", "--include=systemd,systemd-sysv,dbus", name, work, mirror, timeout=APT_S, env=ENVIRONMENT)
+        run("debootstrap", "--variant=minbase", "--include=systemd,systemd-sysv,dbus", f"--components={','.join(components)}", name, work, mirror,
+            timeout=APT_S, env=ENVIRONMENT)
 
     return cached_root(cache, name, make)
 

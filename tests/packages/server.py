@@ -1,5 +1,7 @@
 """A model server in Python as the installed package serves it: writes 128 tokens, and finds them cached when it opens them again."""
 
+import importlib.metadata
+
 import kvqd
 import numpy as np
 
@@ -17,4 +19,5 @@ with kvqd.Client() as client, client.register([kvqd.Layer(kv_heads=1, head_dim=6
     sequence.commit(TOKENS, step.serial)
     while model.lookup(TOKENS).cached_tokens < len(TOKENS):  # sealed at kvqd's next tick
         model.request_credits(1)
+    assert importlib.metadata.version("kvqd") == kvqd.version()
     print(f"{kvqd.version()} {len(TOKENS)} tokens, then {model.open(TOKENS).cached_tokens} cached")
