@@ -91,7 +91,7 @@ std::unique_ptr<Device> make_device(const DeviceParts& parts, const std::string&
                                               .arena_bytes = config.arena_bytes,
                                               .arena_share = config.arena_percent / 100.0,
                                               .kept_arena_bytes = kept_bytes(config, kept),
-                                              .least_slabs = config.reserve_slabs + 1,
+                                              .least_slabs = kReserveSlabs + 1,
                                               .deadline_ms = config.worker_deadline_ms,
                                               .keep_worker = [&keeper](int pidfd) { keeper.keep(kWorkerName, pidfd); },
                                               .log = parts.log,

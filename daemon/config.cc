@@ -21,6 +21,12 @@ std::string option_name(std::string_view key) {
   return name;
 }
 
+template <typename Body>
+void for_each_rule(Body body) {
+  for (const auto& rule : setting_rules()) body(rule);
+  for (const auto& rule : test_rules()) body(rule);
+}
+
 // The command line has only text; the rule's kind says what it stands for. What does not parse stays text, which the
 // rule then refuses with its own words.
 Setting command_line_setting(const SettingRule& rule, const std::string& text) {
@@ -68,10 +74,9 @@ void check_slabs(const Config& config, const Origins& origins) {
     fail_at(origins, "arena_bytes", arena,
             "is " + std::to_string(slabs) + " slabs, at most 65536 can be served; raise slab_bytes (" + shown + ")");
   }
-  if (slabs <= config.reserve_slabs) {
+  if (slabs <= kReserveSlabs) {
     fail_at(origins, "arena_bytes", arena,
-            "is " + std::to_string(slabs) + " slabs, which leaves none beside reserve_slabs (" +
-                std::to_string(config.reserve_slabs) + "); raise it or lower slab_bytes");
+            "is " + std::to_string(slabs) + " slab, and one is kept for transcodes; raise it or lower slab_bytes");
   }
 }
 
@@ -113,7 +118,8 @@ void check_tenants(const Config& config, const Origins& origins) {
   }
   check_quota(config, origins, "unlisted_quota_bytes", config.unlisted_quota_bytes);
   if (config.tenants.empty() && !config.allow_unlisted) {
-    fail_at(origins, "allow_unlisted", "false", "nobody could connect; add a [[tenants]] table or set it to true");
+    fail_at(origins, "unlisted_quota_bytes", "\"refuse\"",
+            "nobody could connect; add a [[tenants]] table or give a quota");
   }
 }
 
@@ -124,7 +130,7 @@ void check_metrics(const Config& config, const Origins& origins) {
 
 // Defaults that depend on other settings.
 void complete(Config& config, const Origins& origins) {
-  if (!origins.contains("allow_unlisted")) config.allow_unlisted = config.tenants.empty();
+  if (!origins.contains("unlisted_quota_bytes")) config.allow_unlisted = config.tenants.empty();
   if (config.arena_percent != 0) return;  // a quota of 0 is the whole arena, whatever that will be
   if (config.unlisted_quota_bytes == 0) config.unlisted_quota_bytes = config.arena_bytes;
   for (auto& tenant : config.tenants) {
@@ -143,21 +149,37 @@ void refuse_extras(const CLI::App& app) {
   const auto extras = app.remaining();
   if (extras.empty()) return;
   std::vector<std::string> known = {"--config", "--check-config", "--version", "--help"};
-  for (const auto& rule : setting_rules()) known.push_back(option_name(rule.key));
+  for_each_rule([&](const SettingRule& rule) { known.push_back(option_name(rule.key)); });
   Setting{"command line", extras.front(), "", {}}.fail("unknown option; " +
                                                        suggestion(extras.front(), known, "kvqd --help lists them"));
+}
+
+// "tenants[0].share" becomes "tenants.chat.share": their order says nothing.
+std::map<std::string, std::string> given_of(const Origins& origins, const std::vector<TenantConfig>& tenants) {
+  std::map<std::string, std::string> given;
+  for (const auto& [key, setting] : origins) {
+    const auto end = key.find("].");
+    if (end == std::string::npos) {
+      given.emplace(key, setting.shown);
+      continue;
+    }
+    const std::size_t tenant = std::stoul(key.substr(key.find('[') + 1));
+    given.emplace("tenants." + tenants[tenant].name + key.substr(end + 1), setting.shown);
+  }
+  return given;
 }
 
 Config assemble(const Arguments& arguments) {
   Config config;
   Origins origins;
   if (!arguments.config_path.empty()) read_config_file(arguments.config_path, config, origins);
-  for (const auto& rule : setting_rules()) {
+  for_each_rule([&](const SettingRule& rule) {
     const auto given = arguments.values.find(std::string(rule.key));
-    if (given != arguments.values.end()) {
-      apply_setting(rule.key, command_line_setting(rule, given->second), config, origins);
-    }
-  }
+    if (given == arguments.values.end()) return;
+    apply_setting(rule, command_line_setting(rule, given->second), config, origins);
+  });
+  config.path = arguments.config_path;
+  config.given = given_of(origins, config.tenants);
   complete(config, origins);
   check_slabs(config, origins);
   check_watermarks(config.watermarks, origins);
@@ -183,9 +205,13 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   app.add_option("--config", arguments.config_path, "TOML file with any of the settings below and [[tenants]] tables");
   app.add_flag("--check-config", arguments.check_only, "read the settings, say whether they are right, and end");
   app.add_flag("--version", arguments.version, "print the version and end");
-  for (const auto& rule : setting_rules()) {
-    app.add_option(option_name(rule.key), raw[std::string(rule.key)], std::string(rule.help));
-  }
+  const auto add_options = [&](std::span<const SettingRule> rules, const std::string& group) {
+    for (const auto& rule : rules) {
+      app.add_option(option_name(rule.key), raw[std::string(rule.key)], std::string(rule.help))->group(group);
+    }
+  };
+  add_options(setting_rules(), "Settings, also keys of the file");
+  add_options(test_rules(), "For tests, of the command line alone");
   try {
     app.parse(argc, argv);
     refuse_extras(app);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,30 +50,35 @@ struct Config {
   std::string socket = "/run/kvq/kvqd.sock";
   std::string socket_group;  // group that may connect; empty: only the daemon's user and root
   DeviceKind device = DeviceKind::host;
-  std::vector<std::string> device_uuids;      // of the GPUs to serve; empty: all that the worker sees
-  std::string gpu_worker;                     // program; empty: kvqd-gpu beside kvqd, else where the build installs it
-  std::string gpu_export = "auto";            // how the worker passes memory on: vmm, legacy, auto (vmm where possible)
-  std::uint32_t worker_deadline_ms = 10'000;  // a GPU worker that stands still for longer is killed and started anew
-  std::uint64_t arena_bytes = 4ull << 30;     // all pages of all tenants on one device
-  std::uint32_t arena_percent = 0;            // on a GPU, in place of arena_bytes: of its memory; 0: arena_bytes holds
-  std::uint64_t slab_bytes = 64ull << 20;     // unit of mapping and of giving memory to a tenant
+  std::vector<std::string> device_uuids;   // of the GPUs to serve; empty: all that the worker sees
+  std::string gpu_export = "auto";         // how the worker passes memory on: vmm, legacy, auto (vmm where possible)
+  std::uint64_t arena_bytes = 4ull << 30;  // all pages of all tenants on one device
+  std::uint32_t arena_percent = 0;         // on a GPU, in place of arena_bytes: of its memory; 0: arena_bytes holds
+  std::uint64_t slab_bytes = 64ull << 20;  // unit of mapping and of giving memory to a tenant
   std::uint64_t gpu_slab_bytes = 256ull << 20;  // the same on a GPU: slab_bytes, when that is given
   std::uint32_t max_pages = 1u << 20;           // page ids per tenant: the size of its directory
   std::uint32_t max_sessions = 64;              // connected processes
   WatermarkConfig watermarks;
-  std::uint32_t reserve_slabs = 1;          // only transcodes may take these: making room takes room
   std::uint32_t residual_window_pages = 4;  // newest pages of a running sequence that stay dense
   std::uint32_t step_deadline_ms = 30'000;  // past it an unended step costs its tenant new pages
   Format cold_format = Format::int4;        // what quantizing makes of a dense page
   std::string admin_group;                  // group of operators; empty: only root and the daemon's user
   MetricsAddress metrics;
   std::string log_level = "info";  // trace, debug, info, warn, error, off
-  std::uint32_t workers = 2;       // threads that transcode
   bool lock_memory = false;        // keep pages out of swap (needs RLIMIT_MEMLOCK)
   std::vector<TenantConfig> tenants;
   bool allow_unlisted = true;              // a peer of no tenant gets one of its own, by uid
   std::uint64_t unlisted_quota_bytes = 0;  // quota of such a tenant; default: the whole arena
+
+  // For tests, from the command line alone.
+  std::string gpu_worker;                     // program; empty: kvqd-gpu beside kvqd, else where the build installs it
+  std::uint32_t worker_deadline_ms = 10'000;  // a GPU worker that stands still for longer is killed and started anew
+
+  std::string path;                          // of the file; empty: there is none
+  std::map<std::string, std::string> given;  // what the file or the command line sets, as written there
 };
+
+inline constexpr std::uint32_t kReserveSlabs = 1;  // only transcodes may take these: making room takes room
 
 // `config` is set when the daemon shall start. Otherwise `message` goes to stdout when `exit_code` is ok (help,
 // version, "configuration ok"), else to stderr: one line with the place, the key, its value and the fix.

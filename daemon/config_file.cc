@@ -3,6 +3,7 @@
 
 #include <toml++/toml.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -133,11 +134,15 @@ toml::table parse_file(const std::string& path) {
 void read_config_file(const std::string& path, Config& config, Origins& origins) {
   const auto table = parse_file(path);
   for (const auto& [key, node] : table) {
+    const auto rules = setting_rules();
+    const auto rule = std::find_if(rules.begin(), rules.end(), [&](const auto& r) { return r.key == key.str(); });
     if (key.str() == "tenants") {
       read_tenants(path, node, config, origins);
-    } else if (!apply_setting(key.str(), to_setting(path, key.str(), node), config, origins)) {
+    } else if (rule != rules.end()) {
+      apply_setting(*rule, to_setting(path, key.str(), node), config, origins);
+    } else {
       std::vector<std::string> known = {"tenants"};
-      for (const auto& rule : setting_rules()) known.emplace_back(rule.key);
+      for (const auto& known_rule : rules) known.emplace_back(known_rule.key);
       to_setting(path, key.str(), node)
           .fail("unknown setting; " + suggestion(key.str(), known, "kvqd --help lists them"));
     }

@@ -31,11 +31,6 @@ void set_integer(Config& config, const Setting& setting) {
   config.*Field = static_cast<std::uint32_t>(setting.integer(Least, Most));
 }
 
-template <auto Field, std::uint64_t Least, std::uint64_t Most>
-void set_size(Config& config, const Setting& setting) {
-  config.*Field = setting.size(Least, Most);
-}
-
 template <auto Field>
 void set_boolean(Config& config, const Setting& setting) {
   config.*Field = setting.boolean();
@@ -117,6 +112,15 @@ void set_gpu_export(Config& config, const Setting& setting) {
   config.gpu_export = kGpuExports[setting.choice(kGpuExports)];
 }
 
+void set_unlisted(Config& config, const Setting& setting) {
+  const auto* text = std::get_if<std::string>(&setting.value);
+  config.allow_unlisted = text == nullptr || *text != "refuse";
+  if (config.allow_unlisted && text != nullptr && !parse_size(*text)) {
+    setting.fail("must be a size such as \"1GiB\", or \"refuse\"");
+  }
+  config.unlisted_quota_bytes = config.allow_unlisted ? setting.size(1, kMaxArenaBytes) : 0;
+}
+
 void set_cold_format(Config& config, const Setting& setting) {
   config.cold_format = format_choice(setting, {Format::int4, Format::int4_k4, Format::int4_k8, Format::k8v4});
 }
@@ -126,12 +130,8 @@ constexpr SettingRule kRules[] = {
     {"socket_group", ValueKind::text, "group that may connect", set_text<&Config::socket_group>},
     {"device", ValueKind::text,
      "where pages live: host, cuda (all GPUs), UUIDs of GPUs (A,B), or auto (all GPUs if there is one)", set_device},
-    {"gpu_worker", ValueKind::text, "the GPU worker's program (default: kvqd-gpu beside kvqd)",
-     set_text<&Config::gpu_worker>},
     {"gpu_export", ValueKind::text, "how a GPU's memory is passed on: vmm, legacy, or auto (vmm where the GPU can)",
      set_gpu_export},
-    {"worker_deadline_ms", ValueKind::integer, "a GPU worker that stands still for longer is killed and started anew",
-     set_integer<&Config::worker_deadline_ms, 100, kMostMs>},
     {"arena_bytes", ValueKind::size, "memory for all pages of a device, such as 4GiB, or 80% of a GPU", set_arena},
     {"slab_bytes", ValueKind::size, "unit of mapping, a power of two (default: 64MiB, on a GPU 256MiB)", set_slab},
     {"max_pages", ValueKind::integer, "page ids per tenant", set_integer<&Config::max_pages, 16, 1u << 31>},
@@ -145,8 +145,6 @@ constexpr SettingRule kRules[] = {
      set_watermark<&WatermarkConfig::refuse_at>},
     {"relief", ValueKind::fraction, "how far use must fall below a mark before its level ends",
      set_watermark<&WatermarkConfig::relief>},
-    {"reserve_slabs", ValueKind::integer, "slabs that only transcodes may take",
-     set_integer<&Config::reserve_slabs, 1, 65535>},
     {"residual_window_pages", ValueKind::integer, "newest pages of a running sequence that stay dense",
      set_integer<&Config::residual_window_pages, 0, 1u << 20>},
     {"step_deadline_ms", ValueKind::integer, "an unended step older than this costs its tenant new pages",
@@ -156,12 +154,17 @@ constexpr SettingRule kRules[] = {
     {"metrics", ValueKind::text, "where Prometheus may ask: 127.0.0.1:PORT, [::1]:PORT, unix:/PATH (default: off)",
      set_metrics},
     {"log_level", ValueKind::text, "trace, debug, info, warn, error, off", set_log_level},
-    {"workers", ValueKind::integer, "threads that transcode", set_integer<&Config::workers, 1, 128>},
     {"lock_memory", ValueKind::boolean, "keep pages out of swap", set_boolean<&Config::lock_memory>},
-    {"allow_unlisted", ValueKind::boolean, "give peers of no tenant one by uid (default: only if none is configured)",
-     set_boolean<&Config::allow_unlisted>},
-    {"unlisted_quota_bytes", ValueKind::size, "quota of such a tenant (default: the arena)",
-     set_size<&Config::unlisted_quota_bytes, 1, kMaxArenaBytes>},
+    {"unlisted_quota_bytes", ValueKind::size,
+     "users of no tenant get one each, with this quota, or \"refuse\" (default: the arena; refuse with [[tenants]])",
+     set_unlisted},
+};
+
+constexpr SettingRule kTestRules[] = {
+    {"gpu_worker", ValueKind::text, "the GPU worker's program (default: kvqd-gpu beside kvqd)",
+     set_text<&Config::gpu_worker>},
+    {"worker_deadline_ms", ValueKind::integer, "a GPU worker that stands still for longer is killed and started anew",
+     set_integer<&Config::worker_deadline_ms, 100, kMostMs>},
 };
 
 std::string join(std::span<const std::string_view> names) {
@@ -239,13 +242,11 @@ std::size_t Setting::choice(std::span<const std::string_view> names) const {
 }
 
 std::span<const SettingRule> setting_rules() { return kRules; }
+std::span<const SettingRule> test_rules() { return kTestRules; }
 
-bool apply_setting(std::string_view key, Setting setting, Config& config, Origins& origins) {
-  const auto rule = std::find_if(std::begin(kRules), std::end(kRules), [&](const auto& r) { return r.key == key; });
-  if (rule == std::end(kRules)) return false;
-  rule->apply(config, setting);
-  origins.insert_or_assign(std::string(key), std::move(setting));
-  return true;
+void apply_setting(const SettingRule& rule, Setting setting, Config& config, Origins& origins) {
+  rule.apply(config, setting);
+  origins.insert_or_assign(std::string(rule.key), std::move(setting));
 }
 
 Format format_choice(const Setting& setting, std::initializer_list<Format> formats) {

@@ -46,10 +46,10 @@ struct SettingRule {
   void (*apply)(Config&, const Setting&);
 };
 
-std::span<const SettingRule> setting_rules();
+std::span<const SettingRule> setting_rules();  // of the file and of the command line
+std::span<const SettingRule> test_rules();     // of the command line alone: what only tests and measurements change
 
-// Applies the rule named `key`; false if there is none.
-bool apply_setting(std::string_view key, Setting setting, Config& config, Origins& origins);
+void apply_setting(const SettingRule& rule, Setting setting, Config& config, Origins& origins);
 
 // Names of the formats that quantizing may produce or a tenant may ask for.
 Format format_choice(const Setting& setting, std::initializer_list<Format> formats);

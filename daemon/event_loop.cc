@@ -37,13 +37,14 @@ bool readable_now(int fd) {
 
 }  // namespace
 
-// One libuv timer or poll handle. Owned by itself (`self`) until libuv has closed it, since close is asynchronous, and
-// shared with its Watch, which may live longer than the loop.
+// One libuv timer, poll or signal handle. Owned by itself (`self`) until libuv has closed it, since close is
+// asynchronous, and shared with its Watch, which may live longer than the loop.
 struct EventLoop::Watch::Source {
   union {
     uv_handle_t handle;
     uv_timer_t timer;
     uv_poll_t poll;
+    uv_signal_t signal;
   };
   Impl* loop = nullptr;
   std::function<void()> body;
@@ -68,8 +69,7 @@ struct EventLoop::Impl {
   kj::WaitScope& wait_scope;
   uv_loop_t uv;
   uv_async_t wake_handle;
-  uv_signal_t signal_handles[2];
-  bool watches_signals = false;
+  std::vector<Watch> terminate_watches;
   bool pumping = false;
   bool pump_again = false;
   std::uint64_t turns = 0;
@@ -99,7 +99,8 @@ struct EventLoop::Impl {
         &uv,
         [](uv_handle_t* handle, void*) {
           if (uv_is_closing(handle)) return;
-          if (handle->data != nullptr && (handle->type == UV_TIMER || handle->type == UV_POLL)) {
+          const bool of_watch = handle->type == UV_TIMER || handle->type == UV_POLL || handle->type == UV_SIGNAL;
+          if (of_watch && handle->data != nullptr) {
             static_cast<Source*>(handle->data)->close();
           } else {
             uv_close(handle, nullptr);
@@ -160,19 +161,9 @@ struct EventLoop::Impl {
     source->self = source;
   }
 
-  void watch_signals() {
-    if (watches_signals) return;
-    const int signals[] = {SIGTERM, SIGINT};
-    for (int i = 0; i < 2; ++i) {
-      check_uv(uv_signal_init(&uv, &signal_handles[i]), "cannot watch signals");
-      signal_handles[i].data = this;
-      auto on_signal = [](uv_signal_t* handle, int signal) {
-        auto waiters = std::move(static_cast<Impl*>(handle->data)->terminate_waiters);
-        for (auto& waiter : waiters) waiter->fulfill(std::move(signal));
-      };
-      check_uv(uv_signal_start(&signal_handles[i], on_signal, signals[i]), "cannot watch signals");
-    }
-    watches_signals = true;
+  void terminate(int signal) {
+    auto waiters = std::move(terminate_waiters);
+    for (auto& waiter : waiters) waiter->fulfill(kj::cp(signal));
   }
 };
 
@@ -256,8 +247,24 @@ kj::Promise<void> EventLoop::submit_blocking(std::function<void()> body) {
   return kj::mv(pair.promise);
 }
 
+EventLoop::Watch EventLoop::on_signal(int signal, std::function<void()> body) {
+  auto source = impl_->new_source(std::move(body));
+  check_uv(uv_signal_init(&impl_->uv, &source->signal), "cannot watch signals");
+  Impl::adopt(source);
+  auto on_signal = [](uv_signal_t* handle, int) {
+    auto* source = static_cast<Watch::Source*>(handle->data);
+    source->loop->call(source->body);
+  };
+  check_uv(uv_signal_start(&source->signal, on_signal, signal), "cannot watch signals");
+  impl_->wake();
+  return Watch(std::move(source));
+}
+
 kj::Promise<int> EventLoop::on_terminate() {
-  impl_->watch_signals();
+  for (const int signal : {SIGTERM, SIGINT}) {
+    if (impl_->terminate_watches.size() == 2) break;
+    impl_->terminate_watches.push_back(on_signal(signal, [this, signal] { impl_->terminate(signal); }));
+  }
   auto pair = kj::newPromiseAndFulfiller<int>();
   impl_->terminate_waiters.push_back(kj::mv(pair.fulfiller));
   impl_->wake();

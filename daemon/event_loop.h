@@ -15,8 +15,8 @@ namespace kvq {
 
 class EventLoop {
  public:
-  // What `every` and `on_readable` return: the callback may be called until this is destroyed or cancelled, and not
-  // once after, even from within itself. May outlive the loop. Loop thread only.
+  // What `every`, `on_readable` and `on_signal` return: the callback may be called until this is destroyed or
+  // cancelled, and not once after, even from within itself. May outlive the loop. Loop thread only.
   class Watch {
    public:
     Watch() = default;
@@ -55,6 +55,10 @@ class EventLoop {
   // Runs `work` on the worker pool; resolves on the loop thread when it has ended, or rejects with what it threw.
   // Dropping the promise neither cancels nor waits for the work.
   kj::Promise<void> submit_blocking(std::function<void()> work);
+
+  // Calls `body` after each `signal`; several in a row may be one call. While it is watched, the signal does nothing
+  // else.
+  [[nodiscard]] Watch on_signal(int signal, std::function<void()> body);
 
   // Resolves to SIGTERM or SIGINT at the first of them after this call. From the first call on, neither signal ends the
   // process; ask again after each to see a second one.

@@ -95,7 +95,7 @@ GpuList list_gpus(const std::string& program, int most_ms) {
   ::posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
     const std::string why = std::strerror(error);
-    return {{}, 0, program + " cannot be started: " + why + "; install kvqd-gpu, or set gpu_worker to its path"};
+    return {{}, 0, program + " cannot be started: " + why + "; install kvqd-gpu, or give its path with --gpu-worker"};
   }
   to = Descriptor();
   bool in_time = false;

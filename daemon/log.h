@@ -1,4 +1,4 @@
-// The daemon's log: one line an event, key=value pairs, on stderr.
+// The daemon's log: one line an event, key=value pairs, on stderr or in the journal.
 //
 // Invariant: nobody can flood it: each kind of event (its first word) gets at most a fixed number of lines a second,
 // and what was left out is counted in the next line that gets through.
@@ -9,8 +9,13 @@
 
 namespace kvq {
 
-// `level`: trace, debug, info, warn, error or off. Lines get a time unless stderr is the journal, which has its own.
+// `level`: trace, debug, info, warn, error or off. Where stderr is the journal, each line goes there as an entry of its
+// own: the line is its message, each word a field (KVQ_EVENT, KVQ_TENANT, ...). Else lines go to stderr, with their
+// time.
 void start_log(const std::string& level);
+
+// Whether it is another level than before. Errors are the configuration's: `level` is one of those above.
+bool set_log_level(const std::string& level);
 
 // Loop thread only. Returns the line as it got through; empty: it was left out.
 std::string log_event(const std::string& line, std::uint64_t now_ms);

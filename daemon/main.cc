@@ -2,7 +2,9 @@
 //
 // Exit codes are in exit_code.h. Whatever ends start-up is one line "kvqd: cause; fix" on stderr.
 #include <kj/debug.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 
@@ -15,6 +17,7 @@
 #include "daemon/metrics/node_metrics.h"
 #include "daemon/metrics_socket.h"
 #include "daemon/parts.h"
+#include "daemon/reload.h"
 #include "daemon/rpc/rpc.h"
 #include "daemon/setup.h"
 #include "daemon/status_line.h"
@@ -26,24 +29,27 @@ constexpr std::uint64_t kUnlistedTenants = 64;  // most that are made by uid
 constexpr std::uint64_t kSlabsOfAnyGpu = 1024;  // that a share of its memory may come to, where that is unknown
 constexpr std::uint64_t kNotifyRetryMs = 5;     // while the service manager's queue is full
 constexpr std::uint64_t kNotifyEndMs = 5000;    // longest that the end waits for it
-constexpr std::uint64_t kStatusMs = 5000;       // between looks at the figures of the status line
+constexpr std::uint64_t kStatusMs = 5000;       // how old the figures of `systemctl status` may be
+
+using ReadAgain = std::function<CommandLine()>;
+
+// As a value of an event.
+std::string in_quotes(std::string text) {
+  for (char& c : text) {
+    if (c < ' ' || c == '"') c = ' ';
+  }
+  return text;
+}
 
 // What KJ has to say (a peer that sends garbage, mostly) goes to the log, within its bounds.
 class KjLog final : public kj::ExceptionCallback {
  public:
   explicit KjLog(std::function<void(const std::string&)> log) : log_(std::move(log)) {}
   void logMessage(kj::LogSeverity, const char*, int, int, kj::String&& text) override {
-    log_("event=rpc_fault text=\"" + one_line(text) + "\"");
+    log_("event=rpc_fault text=\"" + in_quotes({text.cStr(), std::min<std::size_t>(text.size(), 200)}) + "\"");
   }
 
  private:
-  static std::string one_line(kj::StringPtr text) {
-    std::string out(text.cStr(), std::min<std::size_t>(text.size(), 200));
-    for (char& c : out) {
-      if (c < ' ' || c == '"') c = ' ';
-    }
-    return out;
-  }
   const std::function<void(const std::string&)> log_;
 };
 
@@ -94,6 +100,12 @@ class NotifyRetry final {
   Notify& notify_;
   EventLoop::Watch retry_;
 };
+
+// On the host: a quarter of the processors, since the others are the model servers'.
+unsigned transcode_threads() {
+  const long processors = ::sysconf(_SC_NPROCESSORS_ONLN);
+  return static_cast<unsigned>(std::clamp(processors / 4, 2l, 16l));
+}
 
 Needs needs_of(const Config& config, const DeviceChoice& choice, bool kept) {
   const bool gpu = config.device == DeviceKind::cuda;  // then pages take no memory of this machine
@@ -168,19 +180,40 @@ EventLoop::Watch feed_watchdog(EventLoop& loop, Notify& notify) {
   });
 }
 
-// The status line is `what` and the figures; a new one goes out when they have changed.
-EventLoop::Watch tell_figures(EventLoop& loop, Notify& notify, const RpcServer& server, const std::string& what) {
+std::string status_text(const RpcServer& server, const Parts& parts) {
+  return "STATUS=" + status_line(server.report()) + "; " + states_text(parts);
+}
+
+// The service manager shows the figures of the last seconds; nothing is said again.
+EventLoop::Watch tell_status(EventLoop& loop, Notify& notify, std::function<std::string()> text) {
   if (!notify.active()) return {};
-  return loop.every(kStatusMs, [&notify, &server, what, told = std::string()]() mutable {
-    std::string text = what + "; " + figures_text(server.report());
-    if (text == told || notify.waiting() > 0) return;
-    notify.send("STATUS=" + text);
-    told = std::move(text);
+  return loop.every(kStatusMs, [&notify, text = std::move(text), last = std::string()]() mutable {
+    std::string now = text();
+    if (now == last || notify.waiting() > 0) return;
+    notify.send(now);
+    last = std::move(now);
+  });
+}
+
+// The command line and its file are read again. Those that are refused change nothing.
+EventLoop::Watch reload_on_hangup(EventLoop& loop, Notify& notify, const Config& started, ReadAgain read_again,
+                                  const Parts& parts, std::function<void(const std::string&)> log) {
+  std::vector<Store*> stores;
+  for (const Part& part : parts.served) stores.push_back(part.made.store.get());
+  return loop.on_signal(SIGHUP, [&, read_again, stores, log = std::move(log)] {
+    notify.send("RELOADING=1\nMONOTONIC_USEC=" + std::to_string(loop.now_ms() * 1000));
+    const CommandLine next = read_again();
+    if (next.config) {
+      log(reload(started, *next.config, stores));
+    } else {
+      log("event=reload_refused why=\"" + in_quotes(next.message) + "\"");
+    }
+    notify.send("READY=1");
   });
 }
 
 // `ready` turns true when clients are served: what fails before is the machine's refusal to let kvqd start.
-ExitCode run(const Config& config, bool& ready) {
+ExitCode run(const Config& config, const ReadAgain& read_again, bool& ready) {
   Intake intake = take_descriptors();
   Notify notify(notify_address(), log_warning);
   const DeviceChoice choice = choose_devices(config, intake.kept);
@@ -190,7 +223,7 @@ ExitCode run(const Config& config, bool& ready) {
   const ListenSocket socket({.path = config.socket, .group = config.socket_group, .handed = intake.socket.release()});
   const std::unique_ptr<MetricsSocket> metrics_socket = bind_metrics(config, !intake.kept.empty());
   auto io = kj::setupAsyncIo();
-  EventLoop loop(io, config.workers);
+  EventLoop loop(io, transcode_threads());
   EventRing events;  // the lines of the log
   const auto log = [&](const std::string& line) {
     if (std::string told = log_event(line, loop.now_ms()); !told.empty()) events.add(std::move(told), loop.now_ms());
@@ -235,15 +268,16 @@ ExitCode run(const Config& config, bool& ready) {
     }));
   }
   const EventLoop::Watch watchdog = feed_watchdog(loop, notify);
+  const EventLoop::Watch hangup = reload_on_hangup(loop, notify, config, read_again, parts, log);
   log(ready_line(config, parts));
-  const std::string status = "serving " + config.socket + " from " + devices_text(parts) + "; " + states_text(parts);
-  notify.send("READY=1\nSTATUS=" + status);
-  EventLoop::Watch figures = tell_figures(loop, notify, *server, status);
+  const auto text = [&] { return status_text(*server, parts); };
+  EventLoop::Watch status = tell_status(loop, notify, text);
+  notify.send("READY=1\n" + text());
   ready = true;
   serve_until_told(loop, *server, kj::mv(told_to_end), keeper, notify);
   if (!pages_lost) forget_what_ends(parts);  // else the names stay, so that the next kvqd says why it starts clean
   log("event=stopping sessions=" + std::to_string(server->sessions()));
-  figures.cancel();
+  status.cancel();  // it asks the server
   metrics.reset();
   server.reset();
   loop.run(workers.idle());
@@ -266,7 +300,8 @@ int main_with(int argc, char** argv) {
   std::string problem;
   try {
     check_file_size(*command.config);
-    return static_cast<int>(run(*command.config, ready));
+    return static_cast<int>(run(
+        *command.config, [&] { return parse_command_line(argc, argv); }, ready));
   } catch (const StartupError& error) {
     std::fprintf(stderr, "kvqd: %s\n", error.what());
     return static_cast<int>(error.code);

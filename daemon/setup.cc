@@ -86,7 +86,7 @@ StoreConfig store_config(const Config& config) {
   out.max_pages = config.max_pages;
   out.max_sessions = config.max_sessions;
   out.step_deadline_ms = config.step_deadline_ms;
-  out.reserve_slabs = config.reserve_slabs;
+  out.reserve_slabs = kReserveSlabs;
   out.window_pages = config.residual_window_pages;
   out.cold_format = config.cold_format;
   out.watermarks = {config.watermarks.quantize_at, config.watermarks.evict_at, config.watermarks.refuse_at,

@@ -1,45 +1,36 @@
-// One part for each device, named where there are several.
+// Sizes as people read them.
 #include "daemon/status_line.h"
 
 #include <cstdio>
-
-#include "daemon/core/pressure.h"
 
 namespace kvq {
 namespace {
 
 std::string size_text(std::uint64_t bytes) {
-  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes);
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
   std::size_t unit = 0;
-  for (; value >= 1024 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
+  for (; value >= 1024 && unit < 4; ++unit) value /= 1024;
   char text[32];
   std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
   return text;
 }
 
 std::string device_text(const DeviceReport& device) {
-  const StoreStatus& store = device.store;
-  const std::uint64_t used = store.slabs - store.slabs_free;
-  const std::uint64_t percent = store.slabs == 0 ? 0 : 100 * used / store.slabs;
-  std::string text = std::to_string(percent) + " % of " + size_text(store.arena_bytes) + " in use, " +
-                     name(store.level) + ", " + std::to_string(device.sessions) +
-                     (device.sessions == 1 ? " session" : " sessions");
-  if (device.parked > 0) text += ", " + std::to_string(device.parked) + " waiting for room";
-  if (store.draining) text += ", draining";
-  if (store.device.degraded) text += ", DEGRADED: " + store.device.text;
-  return text;
+  const StoreStatus& s = device.store;
+  const std::uint64_t percent = s.slabs == 0 ? 0 : (s.slabs - s.slabs_free) * 100ull / s.slabs;
+  return device.name + " " + std::to_string(percent) + " % of " + size_text(s.arena_bytes) + ", " +
+         level_name(s.level) + (s.device.degraded ? ", DEGRADED" : "") + (s.draining ? ", draining" : "");
 }
 
 }  // namespace
 
-std::string figures_text(const NodeReport& report) {
-  std::string text;
-  for (const DeviceReport& device : report.devices) {
-    text += (text.empty() ? "" : "; ") + (report.devices.size() > 1 ? device.name + ": " : std::string()) +
-            device_text(device);
-  }
-  return text;
+std::string status_line(const NodeReport& report) {
+  std::size_t sessions = 0;
+  for (const DeviceReport& device : report.devices) sessions += device.sessions;
+  std::string line = std::to_string(sessions) + (sessions == 1 ? " session" : " sessions");
+  for (const DeviceReport& device : report.devices) line += "; " + device_text(device);
+  return line;
 }
 
 }  // namespace kvq

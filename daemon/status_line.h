@@ -1,6 +1,4 @@
-// The figures that a service manager shows of a running kvqd (STATUS=): `systemctl status kvqd`.
-//
-// Invariant: a pure function of the report that kvqctl's documents and the metrics are made of.
+// kvqd in one line, for STATUS= of the service manager: what `systemctl status kvqd` shows.
 #pragma once
 
 #include <string>
@@ -9,7 +7,7 @@
 
 namespace kvq {
 
-// "12 % of 4.0 GiB in use, calm, 2 sessions", of each device.
-std::string figures_text(const NodeReport& report);
+// "2 sessions; host 53 % of 16.0 GiB, quantize": each device by the share of its arena in use, and its level.
+std::string status_line(const NodeReport& report);
 
 }  // namespace kvq

@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -102,7 +103,7 @@ refuse_at = 1
 relief = 0.1
 cold_format = "k8v4"
 lock_memory = true
-workers = 7
+max_sessions = 7
 log_level = "debug"
 
 [[tenants]]
@@ -126,7 +127,7 @@ gids = [50]
   EXPECT_DOUBLE_EQ(config.watermarks.refuse_at, 1.0);
   EXPECT_EQ(config.cold_format, Format::k8v4);
   EXPECT_TRUE(config.lock_memory);
-  EXPECT_EQ(config.workers, 7u);
+  EXPECT_EQ(config.max_sessions, 7u);
   ASSERT_EQ(config.tenants.size(), 2u);
   EXPECT_EQ(config.tenants[0].name, "chat");
   EXPECT_THAT(config.tenants[0].uids, ElementsAre(1000, 1001));
@@ -141,21 +142,73 @@ gids = [50]
 }
 
 TEST_F(ConfigTest, CommandLineWinsOverFile) {
-  const auto result = parse_file("workers = 3\nlog_level = \"warn\"\n", {"--workers", "5", "--quantize-at", "0.25",
-                                                                         "--allow-unlisted", "true", "--socket", "7"});
+  const auto result =
+      parse_file("max_sessions = 3\nlog_level = \"warn\"\n",
+                 {"--max-sessions", "5", "--quantize-at", "0.25", "--unlisted-quota-bytes", "1GiB", "--socket", "7"});
   ASSERT_TRUE(result.config.has_value()) << result.message;
-  EXPECT_EQ(result.config->workers, 5u);
+  EXPECT_EQ(result.config->max_sessions, 5u);
   EXPECT_EQ(result.config->log_level, "warn");
   EXPECT_DOUBLE_EQ(result.config->watermarks.quantize_at, 0.25);
   EXPECT_EQ(result.config->socket, "7");
 }
 
 TEST_F(ConfigTest, EveryRuleIsReachableFromTheCommandLine) {
-  for (const auto& rule : setting_rules()) {
-    std::string option = "--" + std::string(rule.key);
-    std::replace(option.begin(), option.end(), '_', '-');
-    EXPECT_THAT(parse({"--help"}).message, HasSubstr(option));
+  for (const auto& rules : {setting_rules(), test_rules()}) {
+    for (const auto& rule : rules) {
+      std::string option = "--" + std::string(rule.key);
+      std::replace(option.begin(), option.end(), '_', '-');
+      EXPECT_THAT(parse({"--help"}).message, HasSubstr(option));
+    }
   }
+}
+
+std::string text_of(const std::string& path) {
+  std::stringstream text;
+  text << std::ifstream(std::string(KVQ_SOURCE_DIR) + path).rdbuf();
+  return text.str();
+}
+
+TEST_F(ConfigTest, ThereAreAtMost20SettingsAndEachIsInTheShippedFileAndInTheManuals) {
+  EXPECT_LE(setting_rules().size(), 20u);
+  const std::string shipped = text_of("/systemd/kvqd.toml"), manual = text_of("/docs/man/kvqd.conf.5");
+  const std::string page = text_of("/docs/operations.md");
+  for (const auto& rule : setting_rules()) {
+    const std::string key(rule.key);
+    EXPECT_TRUE(shipped.find("\n" + key + " = ") != std::string::npos ||
+                shipped.find("\n# " + key + " = ") != std::string::npos)
+        << key;
+    EXPECT_THAT(manual, HasSubstr("\n.B " + key + "\n"));
+    EXPECT_THAT(page, HasSubstr("\n| `" + key + "` |"));
+  }
+}
+
+// Whoever takes a comment sign away gets what the comment promises: a default.
+TEST_F(ConfigTest, TheShippedFileIsValidAndItsCommentsAreTheDefaults) {
+  const std::string shipped = text_of("/systemd/kvqd.toml");
+  ASSERT_TRUE(parse_file(shipped).config.has_value()) << parse_file(shipped).message;
+  std::istringstream lines(shipped);
+  int tried = 0;
+  for (std::string line; std::getline(lines, line) && line.find("[[tenants]]") == std::string::npos;) {
+    if (line.rfind("# ", 0) != 0 || line.find(" = ") == std::string::npos || line.find("group") != std::string::npos) {
+      continue;
+    }
+    const auto result = parse_file(line.substr(2));
+    EXPECT_TRUE(result.config.has_value()) << result.message;
+    ++tried;
+  }
+  EXPECT_GT(tried, 5);
+}
+
+TEST_F(ConfigTest, UsersOfNoTenantAreServedOrRefused) {
+  EXPECT_TRUE(parse({}).config.value().allow_unlisted);
+  const std::string tenant = "[[tenants]]\nname = \"a\"\nuids = [1]\n";
+  EXPECT_FALSE(parse_file(tenant).config.value().allow_unlisted);
+  const Config served = parse_file("unlisted_quota_bytes = \"1GiB\"\n" + tenant).config.value();
+  EXPECT_TRUE(served.allow_unlisted);
+  EXPECT_EQ(served.unlisted_quota_bytes, 1ull << 30);
+  EXPECT_FALSE(parse_file("unlisted_quota_bytes = \"refuse\"\n" + tenant).config.value().allow_unlisted);
+  EXPECT_THAT(refusal("unlisted_quota_bytes = \"never\"\n"), HasSubstr("must be a size"));
+  EXPECT_THAT(refusal("unlisted_quota_bytes = 0\n"), HasSubstr("must be from 1 to"));
 }
 
 TEST_F(ConfigTest, AskingOnlyEndsWellWithoutConfig) {
@@ -164,7 +217,7 @@ TEST_F(ConfigTest, AskingOnlyEndsWellWithoutConfig) {
   EXPECT_FALSE(checked.config.has_value());
   EXPECT_EQ(checked.exit_code, ExitCode::ok);
   EXPECT_EQ(checked.message, "kvqd: configuration ok: 16 slabs of 67108864 bytes, 0 tenants");
-  EXPECT_EQ(parse({"--check-config", "--workers", "0"}).exit_code, ExitCode::usage);
+  EXPECT_EQ(parse({"--check-config", "--max-sessions", "0"}).exit_code, ExitCode::usage);
 }
 
 TEST_F(ConfigTest, UnknownKeySuggestsTheNearest) {
@@ -178,8 +231,9 @@ TEST_F(ConfigTest, UnknownKeySuggestsTheNearest) {
 }
 
 TEST_F(ConfigTest, WrongTypeNamesTheRightOne) {
-  EXPECT_EQ(refusal("workers = \"two\"\n"), "kvqd.toml:1: workers = \"two\": must be an integer from 1 to 128");
-  EXPECT_EQ(refusal("workers = 2.5\n"), "kvqd.toml:1: workers = 2.5: must be an integer from 1 to 128");
+  EXPECT_EQ(refusal("max_pages = \"two\"\n"),
+            "kvqd.toml:1: max_pages = \"two\": must be an integer from 16 to 2147483648");
+  EXPECT_EQ(refusal("max_pages = 2.5\n"), "kvqd.toml:1: max_pages = 2.5: must be an integer from 16 to 2147483648");
   EXPECT_EQ(refusal("socket = 5\n"), "kvqd.toml:1: socket = 5: must be text in quotes");
   EXPECT_EQ(refusal("lock_memory = 1\n"), "kvqd.toml:1: lock_memory = 1: must be true or false");
   EXPECT_THAT(refusal("quantize_at = \"70%\"\n"), HasSubstr("must be a fraction of the arena"));
@@ -190,7 +244,7 @@ TEST_F(ConfigTest, WrongTypeNamesTheRightOne) {
 
 TEST_F(ConfigTest, OutOfRangeNamesTheRange) {
   EXPECT_EQ(refusal("max_sessions = 0\n"), "kvqd.toml:1: max_sessions = 0: must be an integer from 1 to 4096");
-  EXPECT_THAT(refusal("workers = -1\n"), EndsWith("must be an integer from 1 to 128"));
+  EXPECT_THAT(refusal("max_pages = -1\n"), EndsWith("must be an integer from 16 to 2147483648"));
   EXPECT_THAT(refusal("refuse_at = 1.01\n"), HasSubstr("above 0 and at most 1"));
   EXPECT_THAT(refusal("relief = 0\n"), HasSubstr("above 0 and at most 1"));
   EXPECT_THAT(refusal("relief = nan\n"), HasSubstr("above 0 and at most 1"));
@@ -252,14 +306,14 @@ TEST_F(ConfigTest, ArenaIsAShareOfTheGpu) {
 }
 
 TEST_F(ConfigTest, WorkerOfTheGpu) {
-  const auto result = parse_file("gpu_worker = \"/opt/kvqd-gpu\"\nworker_deadline_ms = 2500\n");
+  const auto result = parse({"--gpu-worker", "/opt/kvqd-gpu", "--worker-deadline-ms", "2500"});
   ASSERT_TRUE(result.config.has_value()) << result.message;
   EXPECT_EQ(result.config->gpu_worker, "/opt/kvqd-gpu");
   EXPECT_EQ(result.config->worker_deadline_ms, 2500u);
   EXPECT_EQ(result.config->gpu_export, "auto");
   EXPECT_EQ(parse_file("gpu_export = \"legacy\"\n").config->gpu_export, "legacy");
   EXPECT_THAT(refusal("gpu_export = \"ipc\"\n"), EndsWith("must be one of auto, vmm, legacy"));
-  EXPECT_THAT(refusal("worker_deadline_ms = 99\n"), HasSubstr("must be an integer from 100 to"));
+  EXPECT_THAT(refusal_of({"--worker-deadline-ms", "99"}), HasSubstr("must be an integer from 100 to"));
 }
 
 TEST_F(ConfigTest, SlabsMustDivideTheArena) {
@@ -268,9 +322,8 @@ TEST_F(ConfigTest, SlabsMustDivideTheArena) {
   EXPECT_THAT(refusal("arena_bytes = \"100MiB\"\n"), HasSubstr("must be a multiple of slab_bytes (67108864)"));
   EXPECT_THAT(refusal("slab_bytes = 4096\n"),
               AllOf(StartsWith("default: arena_bytes = 4294967296: is 1048576 slabs"), HasSubstr("raise slab_bytes")));
-  EXPECT_THAT(refusal("arena_bytes = \"128MiB\"\nreserve_slabs = 2\n"),
-              HasSubstr("leaves none beside reserve_slabs (2)"));
-  EXPECT_TRUE(parse_file("arena_bytes = \"128MiB\"\nreserve_slabs = 1\n").config.has_value());
+  EXPECT_THAT(refusal("arena_bytes = \"64MiB\"\n"), HasSubstr("is 1 slab, and one is kept for transcodes"));
+  EXPECT_TRUE(parse_file("arena_bytes = \"128MiB\"\n").config.has_value());
 }
 
 TEST_F(ConfigTest, WatermarksMustRise) {
@@ -295,20 +348,20 @@ TEST_F(ConfigTest, TenantsMustBeDistinctAndFit) {
   EXPECT_THAT(refusal(first + "salt = \"12\"\n"), HasSubstr("must be 32 to 128 hexadecimal digits"));
   EXPECT_THAT(refusal(first + "share = 0\n"), EndsWith("must be an integer from 1 to 1000"));
   EXPECT_THAT(refusal(first + "format_floor = \"k8v4\"\n"), EndsWith("must be one of dense, int4"));
-  EXPECT_THAT(refusal("allow_unlisted = false\n"), HasSubstr("nobody could connect"));
+  EXPECT_THAT(refusal("unlisted_quota_bytes = \"refuse\"\n"), HasSubstr("nobody could connect"));
 }
 
 TEST_F(ConfigTest, BrokenFilesNameFileAndLine) {
   EXPECT_THAT(refusal_of({"--config", "/nonexistent/kvqd.toml"}), StartsWith("/nonexistent/kvqd.toml: cannot be read"));
-  EXPECT_THAT(refusal("workers = 2\nworkers = 3\n"), StartsWith("kvqd.toml:2: not valid TOML: "));
-  EXPECT_THAT(refusal("workers = \n"), StartsWith("kvqd.toml:1: not valid TOML: "));
+  EXPECT_THAT(refusal("max_pages = 20\nmax_pages = 30\n"), StartsWith("kvqd.toml:2: not valid TOML: "));
+  EXPECT_THAT(refusal("max_pages = \n"), StartsWith("kvqd.toml:1: not valid TOML: "));
   EXPECT_THAT(refusal_of({"--config", directory.c_str()}), HasSubstr("cannot be read"));
 }
 
 TEST_F(ConfigTest, CommandLineMistakesAreOneLine) {
   EXPECT_THAT(refusal_of({"--socket"}), HasSubstr("--socket"));
   EXPECT_THAT(refusal_of({"start"}), HasSubstr("unknown option"));
-  EXPECT_THAT(refusal_of({"--workers", "1", "--workers", "2"}), HasSubstr("--workers"));
+  EXPECT_THAT(refusal_of({"--max-pages", "16", "--max-pages", "17"}), HasSubstr("--max-pages"));
 }
 
 TEST(ParseSizeTest, ReadsUnitsAndRefusesTheRest) {

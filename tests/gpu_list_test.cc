@@ -49,8 +49,8 @@ TEST(GpuList, SaysWhyThereIsNone) {
   const GpuList absent = list_gpus("/nowhere/kvqd-gpu", 10'000);
   EXPECT_THAT(absent.uuids, IsEmpty());
   EXPECT_EQ(absent.why_not,
-            "/nowhere/kvqd-gpu cannot be started: No such file or directory; install kvqd-gpu, or set "
-            "gpu_worker to its path");
+            "/nowhere/kvqd-gpu cannot be started: No such file or directory; install kvqd-gpu, or give "
+            "its path with --gpu-worker");
 }
 
 TEST(GpuList, AProgramThatHangsIsKilledAndSaid) {

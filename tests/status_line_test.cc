@@ -1,4 +1,4 @@
-// What `systemctl status` says of a node: each figure is in its place, and what is wrong is said.
+// One line says how it is, device by device.
 #include "daemon/status_line.h"
 
 #include <gtest/gtest.h>
@@ -6,33 +6,35 @@
 namespace kvq {
 namespace {
 
-DeviceReport device(const char* name, std::uint32_t slabs, std::uint32_t free) {
-  DeviceReport out{.name = name};
-  out.store.arena_bytes = slabs * (64ull << 20);
-  out.store.slabs = slabs;
-  out.store.slabs_free = free;
+DeviceReport device(const std::string& name, std::uint32_t slabs_free, PressureLevel level) {
+  DeviceReport out;
+  out.name = name;
+  out.sessions = 1;
+  out.store.slabs = 64;
+  out.store.slabs_free = slabs_free;
+  out.store.arena_bytes = 16ull << 30;
+  out.store.level = level;
   return out;
 }
 
-TEST(StatusLine, HasUseLevelAndSessions) {
-  NodeReport report{.devices = {device("host", 64, 48)}};
-  report.devices[0].store.level = PressureLevel::quantize;
-  report.devices[0].sessions = 1;
-  EXPECT_EQ(figures_text(report), "25 % of 4.0 GiB in use, quantize, 1 session");
+TEST(StatusLine, SaysHowFullEachDeviceIsAndWhatIsWrong) {
+  NodeReport report;
+  report.devices = {device("host", 30, PressureLevel::quantize)};
+  EXPECT_EQ(status_line(report), "1 session; host 53 % of 16.0 GiB, quantize");
+  report.devices.push_back(device("GPU-1", 0, PressureLevel::refuse));
+  report.devices[1].store.device.degraded = true;
+  report.devices[1].store.draining = true;
+  EXPECT_EQ(status_line(report),
+            "2 sessions; host 53 % of 16.0 GiB, quantize; GPU-1 100 % of 16.0 GiB, refuse, DEGRADED, draining");
 }
 
-TEST(StatusLine, TellsWhoWaitsAndWhatIsWrong) {
-  NodeReport report{.devices = {device("host", 1, 0)}};
-  report.devices[0].parked = 3;
-  report.devices[0].store.draining = true;
-  report.devices[0].store.device = {.degraded = true, .text = "its worker is away"};
-  EXPECT_EQ(figures_text(report),
-            "100 % of 64.0 MiB in use, calm, 0 sessions, 3 waiting for room, draining, DEGRADED: its worker is away");
-}
-
-TEST(StatusLine, NamesDevicesWhereThereAreSeveral) {
-  EXPECT_EQ(figures_text({.devices = {device("GPU-a", 16, 16), device("GPU-b", 16, 8)}}),
-            "GPU-a: 0 % of 1.0 GiB in use, calm, 0 sessions; GPU-b: 50 % of 1.0 GiB in use, calm, 0 sessions");
+TEST(StatusLine, ADeviceWithoutSlabsIsEmpty) {
+  NodeReport report;
+  report.devices = {device("host", 0, PressureLevel::calm)};
+  report.devices[0].store.slabs = 0;
+  report.devices[0].sessions = 0;
+  report.devices[0].store.arena_bytes = 512;
+  EXPECT_EQ(status_line(report), "0 sessions; host 0 % of 512 B, calm");
 }
 
 }  // namespace

@@ -36,7 +36,8 @@ ROOMS = [
      ["std", "kj/", "kvq/", "daemon/metrics/", "daemon/rpc/rpc.h", "daemon/store.h", "daemon/store_counts.h"]),
     ("rpc", ["daemon/rpc/"],
      ["std", "os", "kj/", "capnp/", "nlohmann/", "kvq/", "schema", "daemon/rpc/", "daemon/store.h", "daemon/event_loop.h",
-      "daemon/config_setting.h"]),  # parse_size: one spelling of sizes for the file and for kvqctl set
+      "daemon/config_setting.h",  # parse_size: one spelling of sizes for the file and for kvqctl set
+      "daemon/event_line.h"]),  # one reading of an event's words for the journal and for kvqctl events
     ("main", ["daemon/"], ["std", "os", "kj/", "spdlog/", "systemd/", "openssl/", "kvq/", "daemon/"]),
     ("client on CUDA", ["client/cuda_"],
      ["std", "os", "cuda", "kvq/", "client/", "kernels/host_kernels.h", "kernels/cuda/"]),

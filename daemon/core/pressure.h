@@ -8,6 +8,11 @@
 
 namespace kvq {
 
+constexpr const char* level_name(PressureLevel level) {
+  constexpr const char* kNames[] = {"calm", "quantize", "evict", "refuse"};
+  return kNames[static_cast<int>(level)];
+}
+
 struct Watermarks {
   // Shares of the arena's slabs (the transcode reserve left out) that are in use; also applied to each tenant's quota.
   double quantize_at = 0.60;

@@ -42,7 +42,7 @@ bool WorkerDevice::launch(MadeWorkerDevice& made, WorkerLink started) {
   if (!link) {
     made.no_device = true;
     made.why_not = options_.command.front() + " cannot be started: " + std::strerror(link.error().native) +
-                   "; install kvqd-gpu, or set gpu_worker to its path";
+                   "; install kvqd-gpu, or give its path with --gpu-worker";
     return false;
   }
   link_ = std::move(*link);

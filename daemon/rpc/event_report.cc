@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "daemon/event_line.h"
+
 namespace kvq {
 
 using Json = nlohmann::ordered_json;
@@ -22,16 +24,7 @@ Json report_events(const EventRing& ring, std::uint64_t after, std::size_t limit
 
 Json fields_of(const std::string& line) {
   Json out = Json::object();
-  std::size_t at = 0;
-  while (at < line.size()) {
-    const std::size_t equals = line.find('=', at);
-    if (equals == std::string::npos) break;
-    const bool quoted = equals + 1 < line.size() && line[equals + 1] == '"';
-    const std::size_t begin = equals + (quoted ? 2 : 1);
-    const std::size_t end = std::min(line.find(quoted ? '"' : ' ', begin), line.size());
-    out[line.substr(at, equals - at)] = line.substr(std::min(begin, line.size()), end - std::min(begin, end));
-    at = std::min(end + (quoted ? 2 : 1), line.size());
-  }
+  for (auto& [key, value] : event_fields(line)) out[key] = std::move(value);
   return out;
 }
 

@@ -40,21 +40,6 @@ Json report_tenant(const TenantStatus& t) {
 
 }  // namespace
 
-const char* level_name(PressureLevel level) {
-  switch (level) {
-    case PressureLevel::calm:
-      return "calm";
-    case PressureLevel::quantize:
-      return "quantize";
-    case PressureLevel::evict:
-      return "evict";
-    case PressureLevel::refuse:
-      return "refuse";
-  }
-  KVQ_ASSERT(false);
-  return "";
-}
-
 const char* format_name(Format format) {
   switch (format) {
     case Format::none:

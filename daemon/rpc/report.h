@@ -10,7 +10,6 @@
 
 namespace kvq {
 
-const char* level_name(PressureLevel level);  // "calm"
 const char* format_name(Format format);       // "int4"
 
 nlohmann::ordered_json report_status(const StoreStatus& status);

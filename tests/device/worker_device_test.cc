@@ -343,8 +343,8 @@ TEST_F(WorkerTest, EachReasonNotToStartIsNamed) {
   WorkerOptions o = options();
   o.command = {"/nowhere/kvqd-gpu"};
   EXPECT_EQ(why_not(o),
-            "/nowhere/kvqd-gpu cannot be started: No such file or directory; install kvqd-gpu, or set "
-            "gpu_worker to its path");
+            "/nowhere/kvqd-gpu cannot be started: No such file or directory; install kvqd-gpu, or give "
+            "its path with --gpu-worker");
   o = options();
   o.command = {"/bin/true"};
   EXPECT_THAT(why_not(o), HasSubstr("it ended with exit code 0 before it said what GPU there is"));

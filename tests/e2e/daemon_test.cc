@@ -162,10 +162,10 @@ TEST(Daemon, ALoopThatStandsStillFeedsNoWatchdog) {
   EXPECT_TRUE(daemon.notify.hear("WATCHDOG=1"));
 }
 
-TEST(Daemon, ItsStatusLineHasFigures) {
+TEST(Daemon, ItsStatusLineGoesOnToHaveFigures) {
   Directory directory;
   Daemon daemon(directory);
-  EXPECT_TRUE(daemon.notify.hear("0 % of 16.0 MiB in use, calm, 0 sessions"));
+  EXPECT_TRUE(daemon.notify.hear("STATUS=0 sessions; host 0 % of 16.0 MiB, calm"));
 }
 
 TEST(Daemon, DrainEndsItWithZero) {
@@ -175,13 +175,6 @@ TEST(Daemon, DrainEndsItWithZero) {
   EXPECT_EQ(drained.exit_code, 0) << drained.err;
   EXPECT_EQ(daemon.process->wait().exit_code, 0);
   EXPECT_FALSE(std::filesystem::exists(daemon.socket));
-}
-
-TEST(Daemon, TimeIsLeftToTheJournal) {
-  Directory directory;
-  Daemon daemon(directory, {}, {"JOURNAL_STREAM=8:1"});
-  const Ended ended = daemon.process->end(SIGTERM);
-  EXPECT_EQ(ended.err.rfind("level=info event=ready", 0), 0u) << ended.err;
 }
 
 }  // namespace

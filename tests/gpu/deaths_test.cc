@@ -162,7 +162,7 @@ nlohmann::json ask(RawSession& session, double& longest_ms) {
 }
 
 TEST(DeathOnGpu, WorkerKilledAndStoppedInTheMiddleOfTranscodesLosesNothing) {
-  DaemonProcess daemon(gpu_settings(0.1, "vmm") + "worker_deadline_ms = 300\n");
+  DaemonProcess daemon(gpu_settings(0.1, "vmm") + "--worker-deadline-ms=300\n");
   GpuModel gpu(daemon.socket());
   const auto tokens = token_stream(3, 8 * KVQ_PAGE_TOKENS);
   Sequence sequence = gpu.model().open({});

@@ -251,7 +251,7 @@ std::string gpu_settings(double quantize_at, const std::string& exporter) {
   if (!gpus) throw std::runtime_error(gpus.error().context);
   std::ostringstream out;
   out << "device = \"" << gpus->front().uuid
-      << "\"\narena_bytes = \"32MiB\"\nslab_bytes = \"2MiB\"\nmax_pages = 4096\nreserve_slabs = 1\n"
+      << "\"\narena_bytes = \"32MiB\"\nslab_bytes = \"2MiB\"\nmax_pages = 4096\n"
       << "gpu_export = \"" << exporter << "\"\nresidual_window_pages = 0\n"
       << "quantize_at = " << quantize_at << "\nevict_at = 0.98\nrefuse_at = 0.99\nrelief = 0.01\n"
       << "log_level = \"debug\"\n";

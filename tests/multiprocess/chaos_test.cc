@@ -31,7 +31,7 @@ constexpr std::size_t kServers = 4;
 constexpr uid_t kOtherUser = 65534;
 
 std::string settings() {
-  return "arena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\nmax_pages = 1024\nreserve_slabs = 1\n"
+  return "arena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\nmax_pages = 1024\n"
          "quantize_at = 0.3\nevict_at = 0.5\nrefuse_at = 0.95\nrelief = 0.05\nresidual_window_pages = 1\n"
          "[[tenants]]\nname = \"mine\"\nuids = [0]\n[[tenants]]\nname = \"theirs\"\nuids = [65534]\n";
 }

@@ -45,8 +45,8 @@ class Devices : public ::testing::Test {
     std::filesystem::rename(directory_ + "/gpus.new", directory_ + "/gpus");
   }
   HeldDaemon& start(const std::string& device = "\"cuda\"", const std::string& more = "") {
-    daemon_ = std::make_unique<HeldDaemon>(calm_settings() + "device = " + device + "\ngpu_worker = \"" +
-                                               program_path(FAKE_GPU_WORKER_PATH) + "\"\n" + more,
+    daemon_ = std::make_unique<HeldDaemon>(calm_settings() + "device = " + device + "\n--gpu-worker=" +
+                                               program_path(FAKE_GPU_WORKER_PATH) + "\n" + more,
                                            environment_);
     return *daemon_;
   }

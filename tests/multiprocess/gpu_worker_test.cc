@@ -29,9 +29,9 @@ using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 std::string settings(const std::string& more = "") {
-  return "device = \"cuda\"\ngpu_worker = \"" FAKE_GPU_WORKER_PATH
-         "\"\nworker_deadline_ms = 200\narena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\nmax_pages = 1024\n"
-         "reserve_slabs = 1\nquantize_at = 0.1\nevict_at = 0.8\nrefuse_at = 0.95\nrelief = 0.02\n"
+  return "device = \"cuda\"\n--gpu-worker=" FAKE_GPU_WORKER_PATH
+         "\n--worker-deadline-ms=200\narena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\nmax_pages = 1024\n"
+         "quantize_at = 0.1\nevict_at = 0.8\nrefuse_at = 0.95\nrelief = 0.02\n"
          "residual_window_pages = 1\n" +
          more + "[[tenants]]\nname = \"mine\"\nuids = [0]\n";
 }
@@ -242,8 +242,8 @@ TEST(GpuWorker, AutoTakesLegacyHandlesOnlyWhereDescriptorsCannotPass) {
 // The best of several, since other programs run here, too: a kvqd that waits for its worker would be late each time.
 TEST(GpuWorker, KvqctlIsAnsweredWhileItStandsStill) {
   const testing::Directory directory;
-  HeldDaemon daemon("device = \"cuda\"\ngpu_worker = \"" FAKE_GPU_WORKER_PATH
-                    "\"\nworker_deadline_ms = 20000\narena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\n"
+  HeldDaemon daemon("device = \"cuda\"\n--gpu-worker=" FAKE_GPU_WORKER_PATH
+                    "\n--worker-deadline-ms=20000\narena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\n"
                     "max_pages = 1024\n");
   const pid_t worker = worker_of(daemon.pid());
   ASSERT_GT(worker, 0);
@@ -271,7 +271,7 @@ TEST(GpuWorker, KvqdSaysWhatItServesAndWhyNot) {
   testing::Ended ended = start("cuda", "/nowhere/kvqd-gpu", "");
   EXPECT_EQ(ended.exit_code, 4) << ended.err;
   EXPECT_NE(ended.err.find("device = cuda: /nowhere/kvqd-gpu cannot be started: No such file or directory; install "
-                           "kvqd-gpu, or set gpu_worker to its path"),
+                           "kvqd-gpu, or give its path with --gpu-worker"),
             std::string::npos)
       << ended.err;
   ended = start("GPU-12", FAKE_GPU_WORKER_PATH, "");

@@ -27,7 +27,7 @@ constexpr std::uint32_t kPatienceMs = 30'000;
 
 // Small marks and a small arena: the worker's pages are quantized, moved and dropped, slabs come and go.
 std::string tight_settings() {
-  return "arena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\nmax_pages = 1024\nreserve_slabs = 1\nlog_level = \"debug\"\n"
+  return "arena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\nmax_pages = 1024\nlog_level = \"debug\"\n"
          "quantize_at = 0.2\nevict_at = 0.3\nrefuse_at = 0.97\nrelief = 0.05\nresidual_window_pages = 1\n"
          "[[tenants]]\nname = \"mine\"\nuids = [0]\n";
 }

@@ -203,7 +203,7 @@ TEST(Metrics, AnOpenStepIsSeenAndCountedByItsAge) {
 }
 
 std::string under_pressure() {
-  return "arena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\nmax_pages = 1024\nreserve_slabs = 1\nquantize_at = 0.1\n"
+  return "arena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\nmax_pages = 1024\nquantize_at = 0.1\n"
          "evict_at = 0.8\nrefuse_at = 0.95\nrelief = 0.02\nresidual_window_pages = 1\n" +
          kMine;
 }

@@ -67,7 +67,7 @@ KVQ_ROLE(moving_reader) {
 
 // 15 usable slabs of 8 dense or 28 quantized pages; the streams are 60 pages, and the writer holds some of them.
 std::string settings() {
-  return "arena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\nmax_pages = 1024\nreserve_slabs = 1\n"
+  return "arena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\nmax_pages = 1024\n"
          "quantize_at = 0.3\nevict_at = 0.4\nrefuse_at = 0.97\nrelief = 0.05\nresidual_window_pages = 0\n"
          "[[tenants]]\nname = \"mine\"\nuids = [0]\n";
 }

@@ -29,7 +29,7 @@ using nlohmann::json;
 
 // Quantizes most of the time, so that both formats are moved across.
 std::string busy_settings() {
-  return "arena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\nmax_pages = 1024\nreserve_slabs = 1\n"
+  return "arena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\nmax_pages = 1024\n"
          "quantize_at = 0.1\nevict_at = 0.8\nrefuse_at = 0.95\nrelief = 0.02\nresidual_window_pages = 1\n";
 }
 

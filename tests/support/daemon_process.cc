@@ -82,15 +82,15 @@ DaemonProcess::DaemonProcess(const std::string& settings) {
   directory_ = pattern;
   ::chmod(pattern, 0755);  // other users of a test must get through
   socket_ = directory_ + "/kvqd.sock";
-  std::ofstream(directory_ + "/kvqd.toml") << "socket = \"" << socket_ << "\"\n" << settings;
+  arguments_ = kvqd_arguments(directory_, "socket = \"" + socket_ + "\"\n" + settings);
+  arguments_.insert(arguments_.begin(), program_path(KVQD_PATH));
   start();
 }
 
 void DaemonProcess::start() {
   ::unlink((directory_ + "/notify").c_str());
   const int notify = bind_notify(directory_ + "/notify");
-  pid_ = spawn({program_path(KVQD_PATH), "--config", directory_ + "/kvqd.toml"}, directory_ + "/notify",
-               directory_ + "/log");
+  pid_ = spawn(arguments_, directory_ + "/notify", directory_ + "/log");
   const bool ready = wait_ready(notify, pid_);
   ::close(notify);
   if (ready) return;
@@ -119,6 +119,20 @@ std::string DaemonProcess::log() const {
   return text.str();
 }
 
+std::vector<std::string> kvqd_arguments(const std::string& directory, const std::string& settings) {
+  std::vector<std::string> arguments = {"--config", directory + "/kvqd.toml"};
+  std::ofstream file(arguments.back());
+  std::istringstream lines(settings);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind("--", 0) == 0) {
+      arguments.push_back(line);
+    } else {
+      file << line << "\n";
+    }
+  }
+  return arguments;
+}
+
 pid_t worker_of(pid_t daemon) {
   if (daemon <= 0) return 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
@@ -133,7 +147,7 @@ pid_t worker_of(pid_t daemon) {
 }
 
 std::string calm_settings() {
-  return "arena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\nmax_pages = 1024\nreserve_slabs = 1\n"
+  return "arena_bytes = \"4MiB\"\nslab_bytes = \"256KiB\"\nmax_pages = 1024\n"
          "quantize_at = 0.97\nevict_at = 0.98\nrefuse_at = 0.99\nrelief = 0.01\nlog_level = \"debug\"\n";
 }
 

@@ -7,13 +7,14 @@
 #include <sys/types.h>
 
 #include <string>
+#include <vector>
 
 namespace kvq::test {
 
 class DaemonProcess {
  public:
-  // `settings`: TOML after the socket's line. Throws std::runtime_error with the daemon's stderr when it does not
-  // start.
+  // `settings`: TOML after the socket's line, and lines of kvqd_arguments(). Throws std::runtime_error with the
+  // daemon's stderr when it does not start.
   explicit DaemonProcess(const std::string& settings);
   ~DaemonProcess();
   DaemonProcess(const DaemonProcess&) = delete;
@@ -30,8 +31,12 @@ class DaemonProcess {
 
  private:
   std::string directory_, socket_;
+  std::vector<std::string> arguments_;
   pid_t pid_ = -1;
 };
+
+// kvqd's command line for these settings, after its file is written: lines that begin with "--" are arguments.
+std::vector<std::string> kvqd_arguments(const std::string& directory, const std::string& settings);
 
 // The GPU worker of that kvqd, the only child that it has; 0 while there is none.
 pid_t worker_of(pid_t daemon);

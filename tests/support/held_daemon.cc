@@ -48,11 +48,11 @@ HeldDaemon::HeldDaemon(const std::string& settings, const std::vector<std::strin
   socket_ = directory_ + "/kvqd.sock";
   program_ = directory_ + "/kvqd";
   std::filesystem::create_symlink(program.empty() ? program_path(KVQD_PATH) : program, program_);
-  std::ofstream(directory_ + "/kvqd.toml") << "socket = \"" << socket_ << "\"\n" << settings;
-  const std::vector<std::string> arguments = {
-      program_path(KVQ_HOLD_PATH), "--socket", socket_, "--restart-ms", "1",
-      "--give-up-after",           "1000000",  "--",    program_,       "--config",
-      directory_ + "/kvqd.toml"};
+  std::vector<std::string> arguments = {program_path(KVQ_HOLD_PATH), "--socket", socket_, "--restart-ms", "1",
+                                        "--give-up-after",           "1000000",  "--",    program_};
+  for (std::string& a : kvqd_arguments(directory_, "socket = \"" + socket_ + "\"\n" + settings)) {
+    arguments.push_back(std::move(a));
+  }
   std::vector<char*> argv, env;
   for (const std::string& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
   argv.push_back(nullptr);
