@@ -21,7 +21,7 @@ from machine import run  # noqa: E402
 TESTS = pathlib.Path(__file__).resolve().parent
 CACHE = TESTS.parent / "build" / "roots"
 OLD_VERSION = "0.0.9"  # of kvqd_older, and of the package that is made of it
-SMALL = 's/^arena_bytes = .*/arena_bytes = "64MiB"/; s/^slab_bytes = .*/slab_bytes = "1MiB"/'
+SMALL = 's/^arena_bytes = .*/arena_bytes = "64MiB"\\nslab_bytes = "1MiB"/'
 
 
 def package(name):
@@ -140,7 +140,7 @@ class Node(unittest.TestCase):
         node.run("sed", "-i", SMALL, "/etc/kvq/kvqd.toml")
         self.assertEqual(self.status()["version"], OLD_VERSION)
         self.assertEqual(self.shows("kvqd.service", "ActiveState"), "active")
-        self.assertIn("serving /run/kvq/kvqd.sock", self.shows("kvqd.service", "StatusText"))
+        self.assertEqual(self.shows("kvqd.service", "StatusText"), "0 sessions; host 0 % of 64.0 MiB, calm; new")
         self.assertIn("event=ready", node.run("journalctl", "-u", "kvqd.service", "--no-pager"))
 
     def test_02_kvqd_has_what_its_unit_asks_for(self):
@@ -187,7 +187,7 @@ class Node(unittest.TestCase):
         self.assertEqual(self.look(), Node.digest)
         self.assertNotEqual(self.look("grow"), Node.digest)
         Node.digest = self.look()
-        self.node.until("live figures", lambda: self.shows("kvqd.service", "StatusText").endswith("in use, calm, 1 session"))
+        self.node.until("live figures", lambda: self.shows("kvqd.service", "StatusText").startswith("1 session; host "))
 
     def test_05_an_upgrade_loses_nothing_of_a_running_server(self):
         before = self.pid()
@@ -215,6 +215,15 @@ class Node(unittest.TestCase):
             self.node.install("--allow-downgrades", f"/srv/{file}.deb")
             Node.digest = self.expect_taken_over(before, Node.digest)
             self.assertEqual(self.status()["version"], version)
+
+    def test_06_a_reload_changes_marks_and_replaces_no_kvqd(self):
+        before = self.pid()
+        self.node.run("sh", "-ec", "sed -i 's/^quantize_at = .*/quantize_at = 0.61/' /etc/kvq/kvqd.toml; systemctl reload kvqd")
+        self.node.until("the new mark", lambda: self.status()["watermarks"]["quantize_at"] == 0.61)
+        self.node.until("the end of it", lambda: self.shows("kvqd.service", "ActiveState") == "active")
+        self.assertEqual((self.pid(), self.look()), (before, Node.digest))
+        told = self.node.run("journalctl", "-u", "kvqd.service", "KVQ_EVENT=reloaded", "-o", "cat", "--no-pager")
+        self.assertEqual(told, 'event=reloaded changed="quantize_at"')
 
     def test_06_a_restart_loses_nothing(self):
         before = self.pid()
