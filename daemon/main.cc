@@ -270,13 +270,13 @@ ExitCode run(const Config& config, const ReadAgain& read_again, bool& ready) {
   const EventLoop::Watch watchdog = feed_watchdog(loop, notify);
   const EventLoop::Watch hangup = reload_on_hangup(loop, notify, config, read_again, parts, log);
   log(ready_line(config, parts));
-  const auto text = [&] { return status_text(*server, parts); };
-  const EventLoop::Watch status = tell_status(loop, notify, text);
-  notify.send("READY=1\n" + text());
+  EventLoop::Watch status = tell_status(loop, notify, [&] { return status_text(*server, parts); });
+  notify.send("READY=1\n" + status_text(*server, parts));
   ready = true;
   serve_until_told(loop, *server, kj::mv(told_to_end), keeper, notify);
   if (!pages_lost) forget_what_ends(parts);  // else the names stay, so that the next kvqd says why it starts clean
   log("event=stopping sessions=" + std::to_string(server->sessions()));
+  status.cancel();  // it asks the server
   metrics.reset();
   server.reset();
   loop.run(workers.idle());

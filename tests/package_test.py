@@ -27,7 +27,8 @@ class Package(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory(prefix="kvq-package-")
         first = pathlib.Path(cls.folder.name) / "installed"
-        run("cmake", "--install", BUILD, "--component", "development", "--prefix", first)
+        for component in ("libkvq1", "libkvq-dev"):
+            run("cmake", "--install", BUILD, "--component", component, "--prefix", first)
         cls.prefix = first.rename(pathlib.Path(cls.folder.name) / "moved")
         (cls.pc,) = cls.prefix.glob("**/pkgconfig/kvq.pc")
         cls.libraries = cls.pc.parent.parent
@@ -59,7 +60,7 @@ class Package(unittest.TestCase):
     def test_a_later_release_is_refused_by_its_number(self):
         project = self.prefix / "later"
         project.mkdir()
-        (project / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.25)\nproject(later NONE)\nfind_package(kvq 99 REQUIRED)\n")
+        (project / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.25)\nproject(later C)\nfind_package(kvq 99 REQUIRED)\n")
         done = subprocess.run(["cmake", "-S", project, "-B", project / "build", f"-DCMAKE_PREFIX_PATH={self.prefix}"], capture_output=True, text=True)
         self.assertNotEqual(done.returncode, 0)
         self.assertIn(VERSION, done.stderr)

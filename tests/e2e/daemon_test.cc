@@ -1,6 +1,7 @@
 // The real kvqd: how it starts, refuses to start, and ends.
 #include <linux/capability.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 
 #include <algorithm>
 #include <memory>
@@ -21,6 +22,20 @@ void expect_refused(const Ended& ended, int exit_code, const std::vector<std::st
   for (const std::string& text : texts)
     EXPECT_NE(ended.err.find(text), std::string::npos) << text << " in " << ended.err;
 }
+
+// Stops one thread of a child, and no other, until it goes.
+class StoppedThread {
+ public:
+  explicit StoppedThread(pid_t thread) : thread_(thread) {
+    EXPECT_EQ(::ptrace(PTRACE_SEIZE, thread, 0, 0), 0) << std::strerror(errno);
+    EXPECT_EQ(::ptrace(PTRACE_INTERRUPT, thread, 0, 0), 0) << std::strerror(errno);
+    EXPECT_EQ(::waitpid(thread, nullptr, __WALL), thread);
+  }
+  ~StoppedThread() { EXPECT_EQ(::ptrace(PTRACE_DETACH, thread_, 0, 0), 0) << std::strerror(errno); }
+
+ private:
+  const pid_t thread_;
+};
 
 TEST(Daemon, SigtermEndsItAndLeavesNoSocket) {
   Directory directory;
@@ -133,6 +148,24 @@ TEST(Daemon, TellsTheWatchdogThatItLives) {
   Directory directory;
   Daemon daemon(directory, {}, {"WATCHDOG_USEC=200000"});
   EXPECT_TRUE(daemon.notify.hear("WATCHDOG=1"));
+}
+
+TEST(Daemon, ALoopThatStandsStillFeedsNoWatchdog) {
+  Directory directory;
+  Daemon daemon(directory, {}, {"WATCHDOG_USEC=100000"});
+  EXPECT_TRUE(daemon.notify.hear("WATCHDOG=1"));
+  {
+    const StoppedThread loop(daemon.process->pid);
+    daemon.notify.hear("nothing", 0);  // what was sent before
+    EXPECT_FALSE(daemon.notify.hear("WATCHDOG=1", 500)) << "another thread said so";
+  }
+  EXPECT_TRUE(daemon.notify.hear("WATCHDOG=1"));
+}
+
+TEST(Daemon, ItsStatusLineGoesOnToHaveFigures) {
+  Directory directory;
+  Daemon daemon(directory);
+  EXPECT_TRUE(daemon.notify.hear("STATUS=0 sessions; host 0 % of 16.0 MiB, calm"));
 }
 
 TEST(Daemon, DrainEndsItWithZero) {

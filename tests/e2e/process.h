@@ -123,11 +123,11 @@ class Notify {
   ~Notify() { ::close(fd_); }
   std::string variable() const { return "NOTIFY_SOCKET=" + path_; }
 
-  // Waits for a message that holds `text`; false after kPatienceMs.
-  bool hear(const std::string& text) {
+  // Waits for a message that holds `text`; false when none comes for `patience_ms`.
+  bool hear(const std::string& text, int patience_ms = kPatienceMs) {
     for (;;) {
       pollfd entry{fd_, POLLIN, 0};
-      if (::poll(&entry, 1, kPatienceMs) != 1) return false;
+      if (::poll(&entry, 1, patience_ms) != 1) return false;
       char message[512] = {};
       const ssize_t got = ::recv(fd_, message, sizeof(message) - 1, 0);
       if (got > 0 && std::string(message).find(text) != std::string::npos) return true;

@@ -14,10 +14,11 @@ import re
 from .errors import BY_STATUS, KvqError, LibraryNotFound, VersionMismatch
 
 _PACKAGE = pathlib.Path(__file__).resolve().parent
+_INSTALLED = pathlib.Path("libkvq.so.1")  # no path: the dynamic linker finds it
 
 
 def _locations():
-    """(header, library) pairs to try: $KVQ_LIBRARY, the wheel's own, then a release build of this file's checkout."""
+    """(header, library) pairs to try: $KVQ_LIBRARY, the wheel's own, a release build of this file's checkout, the system's."""
     native, checkout = _PACKAGE / "_native", _PACKAGE.parents[2]
     header = native / "kvq.h" if (native / "kvq.h").exists() else checkout / "include/kvq/kvq.h"
     if path := os.environ.get("KVQ_LIBRARY"):
@@ -25,6 +26,7 @@ def _locations():
         return
     yield native / "kvq.h", native / "libkvq.so"
     yield checkout / "include/kvq/kvq.h", checkout / "build/release/libkvq.so"
+    yield native / "kvq.h", _INSTALLED
 
 
 def declarations(header: str) -> tuple[str, dict[str, int]]:
@@ -82,7 +84,7 @@ class Library:
 def library() -> Library:
     tried = []
     for header, path in _locations():
-        if header.exists() and path.exists():
+        if header.exists() and (path.exists() or path == _INSTALLED):
             return Library(header, path)
         tried.append(str(path))
     raise LibraryNotFound(

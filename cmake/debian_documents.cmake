@@ -1,0 +1,20 @@
+# What Debian's policy wants in each package beside its files: copyright, changelog, compressed man pages. Run by cpack before it packs.
+# Invariant: the packages of one version and one tree have the same bytes here: nothing of it depends on the day.
+file(GLOB roots LIST_DIRECTORIES true ${CPACK_TEMPORARY_DIRECTORY}/*)
+foreach(root ${roots})
+  get_filename_component(package ${root} NAME)
+  set(documents ${root}/usr/share/doc/${package})
+  file(MAKE_DIRECTORY ${documents})
+  file(COPY_FILE ${CPACK_KVQ_SOURCE_DIR}/cmake/debian/copyright ${documents}/copyright)
+  configure_file(${CPACK_KVQ_SOURCE_DIR}/cmake/debian/changelog.in ${documents}/changelog @ONLY)
+  if(package MATCHES "^(kvqd|kvqctl|libkvq1)$")  # these have other people's code inside
+    foreach(source libcapnp libhwy libssl libboost libcli11 libtomlplusplus nlohmann-json3)
+      file(READ /usr/share/doc/${source}-dev/copyright notice)
+      file(APPEND ${documents}/third-party "=== ${source}\n${notice}\n")
+    endforeach()
+  endif()
+  file(GLOB_RECURSE texts ${root}/usr/share/man/* ${documents}/changelog ${documents}/third-party)
+  foreach(text ${texts})
+    execute_process(COMMAND gzip -9nf ${text} COMMAND_ERROR_IS_FATAL ANY)
+  endforeach()
+endforeach()
