@@ -19,6 +19,7 @@
 #include "daemon/device/device.h"
 #include "daemon/shm/descriptor.h"
 #include "daemon/store_counts.h"
+#include "daemon/store_lists.h"
 #include "kvq/page_format.h"
 #include "kvq/prefix_table.h"
 #include "kvq/result.h"
@@ -38,14 +39,15 @@ struct TenantSpec {
 struct StoreConfig {
   std::uint32_t max_pages = 65536;  // directory capacity of each tenant
   std::uint32_t max_sessions = 256;
-  std::uint32_t max_sequences = 16384;     // of all sessions together
-  std::uint64_t step_deadline_ms = 10000;  // a session whose step blocks reuse for longer gets no new pages
-  std::uint64_t keep_empty_ms = 2000;      // how long an empty slab is kept below evict
-  std::uint32_t reserve_slabs = 1;         // only transcodes may take them
-  std::uint32_t window_pages = 2;          // newest pages of a running sequence that stay dense
-  std::uint32_t sink_pages = 1;            // first pages of a sequence that stay dense while it runs
-  std::uint32_t actions_per_tick = 64;     // bound of a plan
-  std::uint32_t session_range = 0;         // of a new store's sessions: their ids are unique over all stores of a kvqd
+  std::uint32_t max_sequences = 16384;         // of all sessions together
+  std::uint64_t step_deadline_ms = 10000;      // a session whose step blocks reuse for longer gets no new pages
+  std::uint64_t keep_empty_ms = 2000;          // how long an empty slab is kept below evict
+  std::uint32_t reserve_slabs = 1;             // only transcodes may take them
+  std::uint32_t window_pages = 2;              // newest pages of a running sequence that stay dense
+  std::uint32_t sink_pages = 1;                // first pages of a sequence that stay dense while it runs
+  std::uint32_t actions_per_tick = 64;         // bound of a plan
+  std::uint32_t most_pages_looked = 1u << 17;  // page records that one list for operators looks at: a few milliseconds
+  std::uint32_t session_range = 0;  // of a new store's sessions: their ids are unique over all stores of a kvqd
   Format cold_format = Format::int4;
   Watermarks watermarks;
 };
@@ -133,10 +135,6 @@ struct TickReport {
 };
 
 // --- snapshots for kvqctl: plain values, additive (the parts of each tenant sum to its total) ---
-
-struct FormatUse {
-  std::uint64_t pages = 0, bytes = 0;
-};
 
 struct TenantStatus {
   TenantId id{};
@@ -284,6 +282,11 @@ class Store {
   virtual StoreStatus status() const = 0;
   virtual std::vector<SessionStatus> sessions() const = 0;
   virtual std::vector<PageStatus> pages(TenantId id, std::uint32_t limit, std::uint64_t now_ms) const = 0;
+  // Of one tenant or all, of one session or (id 0) all: the longest `limit`.
+  virtual SequenceList sequences(std::optional<TenantId> tenant, SessionId session, std::uint32_t limit,
+                                 std::uint64_t now_ms) const = 0;
+  // Of one tenant or all, with the `limit` longest unused chains.
+  virtual PrefixStatus prefix(std::optional<TenantId> tenant, std::uint32_t limit, std::uint64_t now_ms) const = 0;
   // Marks sealed dense pages idle for `idle_ms` (of one tenant or all) for transcoding in the coming ticks.
   virtual QuantizeReport quantize(std::optional<TenantId> id, std::uint64_t idle_ms, bool dry_run,
                                   std::uint64_t now_ms) = 0;

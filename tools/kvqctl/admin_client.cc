@@ -124,6 +124,28 @@ std::string AdminClient::pages(const std::string& tenant, const std::string& dev
   return response.getJson().cStr();
 }
 
+std::string AdminClient::sequences(const std::string& tenant, std::uint32_t session, const std::string& device,
+                                   std::uint32_t limit) {
+  auto request = wire_->admin.sequencesRequest();
+  request.setTenant(tenant);
+  request.setSession(session);
+  request.setDevice(device);
+  request.setLimit(limit);
+  auto response = wire_->send(kj::mv(request));
+  Wire::require_ok(response.getStatus());
+  return response.getJson().cStr();
+}
+
+std::string AdminClient::prefix(const std::string& tenant, const std::string& device, std::uint32_t limit) {
+  auto request = wire_->admin.prefixRequest();
+  request.setTenant(tenant);
+  request.setDevice(device);
+  request.setLimit(limit);
+  auto response = wire_->send(kj::mv(request));
+  Wire::require_ok(response.getStatus());
+  return response.getJson().cStr();
+}
+
 std::string AdminClient::quantize(const std::string& tenant, std::uint64_t idle_ms, bool dry_run) {
   auto request = wire_->admin.quantizeRequest();
   request.setTenant(tenant);

@@ -5,47 +5,24 @@
 #include <ctime>
 #include <vector>
 
+#include "tools/kvqctl/cells.h"
 #include "tools/kvqctl/text.h"
 
 namespace kvqctl {
 namespace {
-
-std::string bytes_of(const Json& bytes) { return bytes_text(bytes.get<double>()); }
-
-std::string part_of(const Json& part, const Json& whole) {
-  const double all = whole.get<double>();
-  return all > 0 ? percent(part.get<double>() / all) : "-";
-}
-
-std::string number(const Json& value) { return value.dump(); }
-
-// Puts column DEVICE behind column `at` where the rows are of more than one device. Row 0 has the heads.
-void add_devices(std::vector<Row>& rows, const Json& entries, std::size_t at, std::vector<std::size_t>& left) {
-  const auto device = [](const Json& entry) { return entry.value("device", ""); };
-  const auto is_other = [&](const Json& entry) { return device(entry) != device(entries.front()); };
-  if (entries.empty() || std::none_of(entries.begin(), entries.end(), is_other)) return;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    rows[i].insert(rows[i].begin() + static_cast<std::ptrdiff_t>(at), i == 0 ? "DEVICE" : device(entries[i - 1]));
-  }
-  for (std::size_t& column : left) column += column >= at ? 1 : 0;
-  left.push_back(at);
-}
 
 std::string tenants_table(const Json& tenants) {
   if (tenants.empty()) return "no tenants\n";
   std::vector<Row> rows = {{"TENANT", "LEVEL", "SESSIONS", "HOLDS", "QUOTA", "USED", "SHARE", "DENSE", "INT4", "PAGES",
                             "CACHED", "LIMBO", "FREE"}};
   for (const Json& t : tenants) {
-    std::uint64_t dense_bytes = 0, cold_bytes = 0, pages = 0;
-    for (const auto& [name, use] : t.at("formats").items()) {
-      (name == "dense" ? dense_bytes : cold_bytes) += use.at("bytes").get<std::uint64_t>();
-      pages += use.at("pages").get<std::uint64_t>();
-    }
+    const DenseAndCold bytes = dense_and_cold(t.at("formats"), "bytes"),
+                       pages = dense_and_cold(t.at("formats"), "pages");
     const bool whole = t.at("quota_bytes") == 0;
     rows.push_back({t.at("name"), t.at("level"), number(t.at("sessions")), bytes_of(t.at("slab_bytes")),
                     whole ? "all" : bytes_of(t.at("quota_bytes")),
                     whole ? "-" : part_of(t.at("slab_bytes"), t.at("quota_bytes")), number(t.at("share")),
-                    bytes_of(dense_bytes), bytes_of(cold_bytes), std::to_string(pages), number(t.at("cached_pages")),
+                    bytes_of(bytes.dense), bytes_of(bytes.cold), std::to_string(pages.dense + pages.cold), number(t.at("cached_pages")),
                     bytes_of(t.at("limbo_bytes")), bytes_of(t.at("free_bytes"))});
   }
   std::vector<std::size_t> left = {0, 1};

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "tools/kvqctl/admin_client.h"
+#include "tools/kvqctl/content_tables.h"
 #include "tools/kvqctl/doctor.h"
 #include "tools/kvqctl/tables.h"
 #include "tools/kvqctl/top.h"
@@ -136,6 +137,12 @@ void run_verb(const std::string& verb, const Options& o) {
   if (verb == "pages")
     return watch(
         o, admin, [&] { return admin.pages(o.tenant, o.device, o.limit); }, show_pages);
+  if (verb == "sequences")
+    return watch(
+        o, admin, [&] { return admin.sequences(o.tenant, o.session, o.device, o.limit); }, show_sequences);
+  if (verb == "prefix")
+    return watch(
+        o, admin, [&] { return admin.prefix(o.tenant, o.device, o.limit); }, show_prefix);
   if (verb == "quantize") return print(o, admin.quantize(o.tenant, o.idle_ms, o.dry_run), show_quantize);
   if (verb == "set") return print(o, admin.set(o.key, o.value), show_set);
   if (verb == "evict-session") return evict(o, admin);
