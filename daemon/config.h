@@ -46,6 +46,8 @@ struct MetricsAddress {
 };
 
 struct Config {
+  std::string path;                       // of the file, absolute; empty: there is none
+  std::vector<std::string> command_line;  // options and values, as given
   std::string socket = "/run/kvq/kvqd.sock";
   std::string socket_group;  // group that may connect; empty: only the daemon's user and root
   DeviceKind device = DeviceKind::host;

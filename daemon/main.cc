@@ -202,6 +202,7 @@ ExitCode run(const Config& config, bool& ready) {
                             .store = store_config(config),
                             .deliver = [&](std::size_t part, const SlabNotice& n) { server->deliver(n, part); }},
                            choice, std::move(intake.kept), loop.now_ms());
+  Configured settings = configured(config);
   std::vector<RpcPart> rpc_parts;
   for (Part& part : parts.served) {
     rpc_parts.push_back({*part.made.store, rpc_options(config, *part.made.store, *part.made.device)});
@@ -209,6 +210,7 @@ ExitCode run(const Config& config, bool& ready) {
     options.served_as = part.uuid;
     options.not_served = parts.not_served;
     options.log = log;
+    options.configured = &settings;
     options.events = &events;
     options.keeper = keeper.active() ? part.keeper.get() : nullptr;
     options.kept = &part.made.sessions;

@@ -43,7 +43,8 @@ ROOMS = [
     ("client", ["client/"],
      ["std", "os", "kj/", "capnp/", "boost/interprocess/", "openssl/", "kvq/", "schema", "client/", "kernels/host_kernels.h"]),
     ("kvq-hold", ["tools/kvq-hold/"], ["std", "os", "CLI/", "tools/kvq-hold/"]),
-    ("kvqctl", ["tools/kvqctl/"], ["std", "os", "kj/", "capnp/", "CLI/", "nlohmann/", "kvq/", "schema", "tools/kvqctl/"]),
+    ("kvqctl", ["tools/kvqctl/"], ["std", "os", "kj/", "capnp/", "CLI/", "nlohmann/", "kvq/", "schema", "tools/kvqctl/",
+                                      "daemon/config.h", "daemon/config_edit.h"]),  # kvqctl set --save writes what kvqd reads
 ]
 LIBRARIES = re.compile(r"^(uv\.h|(kj|capnp|boost|spdlog|fmt|CLI|toml\+\+|hwy|openssl|nlohmann|systemd|gtest|gmock|benchmark)[/.]|cuda)")
 CLOCKLESS = {"chrono", "random", "thread", "mutex", "shared_mutex", "condition_variable", "future", "iostream", "fstream"}

@@ -58,6 +58,7 @@ class AdminServer final : public wire::Admin::Server {
                 {"cold_format", format_name(options.cold_format)},
                 {"connections", parts_.connections()},
                 {"not_served", Json::array()}};
+    out.update(configuration());
     for (const DeviceAbsent& absent : options.not_served) {
       out["not_served"].push_back({{"uuid", absent.uuid}, {"text", absent.why}});
     }
@@ -150,31 +151,35 @@ class AdminServer final : public wire::Admin::Server {
     return kj::READY_NOW;
   }
 
-  // What one store takes, the next does, too: their watermarks are the same, and a tenant is changed where it is.
+  // Watermarks are the same in all stores; a tenant is changed wherever it is.
   kj::Promise<void> set(SetContext context) override {
     auto results = context.getResults();
     const std::string key = context.getParams().getKey().cStr();
     const std::string value = context.getParams().getValue().cStr();
+    const bool dry_run = context.getParams().getDryRun();
+    const bool of_tenant = names_tenant(key);
+    Where where;
+    if (!find(of_tenant ? key.substr(key.find('.') + 1) : "", where, results.initStatus())) return kj::READY_NOW;
     Json changed;
     std::optional<Refusal> refusal;
-    Where where;
-    const bool of_tenant = names_tenant(key);
-    if (of_tenant && !find(key.substr(key.find('.') + 1), where, results.initStatus())) return kj::READY_NOW;
-    if (!of_tenant) find("", where, results.initStatus());
-    for (const auto& [device, only] : where) {
-      if (!refusal) refusal = change_setting(device->sessions.store(), key, value, changed);
+    for (const bool checks : {true, false}) {  // all stores take it, or none is changed
+      for (const auto& [device, only] : where) {
+        if (refusal || (dry_run && !checks)) break;
+        refusal = change_setting(device->sessions.store(), key, value, checks, changed);
+      }
     }
     if (refusal) {
       set_status(results.initStatus(), refusal->code, refusal->message);
       return kj::READY_NOW;
     }
+    changed["dry_run"] = dry_run;
+    results.setJson(text(changed));
+    if (dry_run) return kj::READY_NOW;
     parts_.devices.options().log("event=set key=" + printable(key, 80) + " value=" + printable(value, 80));
     for (const auto& [device, only] : where) {
       device->sessions.settle();
       device->sessions.ticker().soon();
     }
-    set_ok(results.initStatus());
-    results.setJson(text(changed));
     return kj::READY_NOW;
   }
 
@@ -229,6 +234,15 @@ class AdminServer final : public wire::Admin::Server {
   }
 
  private:
+  Json configuration() const {
+    const Configured* configured = parts_.devices.options().configured;
+    std::vector<const Store*> stores;
+    for (const auto& device : parts_.devices) stores.push_back(&device->sessions.store());
+    return {{"config_file", configured != nullptr ? configured->file : ""},
+            {"command_line", configured != nullptr ? Json(configured->command_line) : Json::array()},
+            {"settings", report_settings(stores, configured)}};
+  }
+
   static Json of_device(ServedDevice& device) {
     const DeviceReport report = device.report();
     Json out = {{"instance", hex(report.store.instance)},

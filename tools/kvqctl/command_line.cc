@@ -63,7 +63,8 @@ void add_changes(CLI::App& app, Options& o) {
   drain->add_option("--deadline", o.deadline_s, "seconds to wait at most")
       ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
-  for (auto* verb : {quantize, evict, drain}) verb->add_flag("--dry-run", o.dry_run, "only say what it would do");
+  set->add_flag("--save", o.save, "write it into kvqd's configuration file, too");
+  for (auto* verb : {quantize, evict, set, drain}) verb->add_flag("--dry-run", o.dry_run, "only say what it would do");
   for (auto* verb : {quantize, evict, verify, set, drain}) verb->add_flag("--json", o.json, "as JSON");
 }
 

@@ -21,7 +21,7 @@ struct Options {
   std::string tenant, device;
   std::uint32_t limit = 100;
   std::uint64_t idle_ms = 0;
-  bool dry_run = false;
+  bool dry_run = false, save = false;
   std::string key, value;
   double deadline_s = 60;
   std::uint32_t session = 0;
