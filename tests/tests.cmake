@@ -68,7 +68,7 @@ endforeach()
 foreach(test lists operator)
   target_link_libraries(rpc_${test}_test kvqctl_view)  # what the documents look like
 endforeach()
-foreach(test daemon kvqctl save)
+foreach(test bench daemon kvqctl save)
   add_executable(e2e_${test}_test tests/e2e/${test}_test.cc)
   target_include_directories(e2e_${test}_test PRIVATE ${CMAKE_SOURCE_DIR} ${JSON_INCLUDE})
   target_compile_definitions(e2e_${test}_test PRIVATE KVQD_PATH="$<TARGET_FILE:kvqd>" KVQCTL_PATH="$<TARGET_FILE:kvqctl>")
@@ -76,6 +76,9 @@ foreach(test daemon kvqctl save)
   add_dependencies(e2e_${test}_test kvqd kvqctl)
   gtest_discover_tests(e2e_${test}_test PROPERTIES LABELS multiprocess)
 endforeach()
+target_sources(e2e_bench_test PRIVATE tools/kvq-bench/content.cc)
+target_compile_definitions(e2e_bench_test PRIVATE KVQ_LOAD_PATH="$<TARGET_FILE:kvq_load>")
+add_dependencies(e2e_bench_test kvq-bench kvq_load)
 add_executable(kvqctl_view_test tests/e2e/doctor_test.cc tests/e2e/top_model_test.cc)
 target_link_libraries(kvqctl_view_test kvqctl_view GTest::gmock_main)
 gtest_discover_tests(kvqctl_view_test PROPERTIES LABELS unit)
@@ -141,7 +144,9 @@ add_executable(kvq_load tests/e2e/load.cc)
 target_link_libraries(kvq_load kvq_test_support)
 add_test(NAME kvqctl_top COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tests/e2e/top_test.py $<TARGET_FILE:kvqd> $<TARGET_FILE:kvqctl>
          $<TARGET_FILE:kvq_load>)
-set_tests_properties(kvqctl_top PROPERTIES LABELS multiprocess)
+add_test(NAME kvqctl_documents COMMAND ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tests/e2e/documents_test.py $<TARGET_FILE:kvqd> $<TARGET_FILE:kvqctl>
+         $<TARGET_FILE:kvq_load>)
+set_tests_properties(kvqctl_top kvqctl_documents PROPERTIES LABELS multiprocess)
 add_executable(kvq_multiprocess_test
   tests/multiprocess/adopt_test.cc
   tests/multiprocess/attach_test.cc

@@ -43,6 +43,8 @@ ROOMS = [
     ("client", ["client/"],
      ["std", "os", "kj/", "capnp/", "boost/interprocess/", "openssl/", "kvq/", "schema", "client/", "kernels/host_kernels.h"]),
     ("kvq-hold", ["tools/kvq-hold/"], ["std", "os", "CLI/", "tools/kvq-hold/"]),
+    ("kvq-bench", ["tools/kvq-bench/"],
+     ["std", "os", "CLI/", "nlohmann/", "kvq/", "client/abi.h", "tools/kvq-bench/", "tools/kvqctl/admin_client.h", "tools/kvqctl/text.h"]),
     ("kvqctl", ["tools/kvqctl/"], ["std", "os", "kj/", "capnp/", "CLI/", "nlohmann/", "kvq/", "schema", "tools/kvqctl/",
                                       "daemon/config.h", "daemon/config_edit.h"]),  # kvqctl set --save writes what kvqd reads
 ]

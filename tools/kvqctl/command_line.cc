@@ -38,11 +38,16 @@ void add_views(CLI::App& app, Options& o) {
   events->add_flag("--follow", o.follow, "go on with those to come, over restarts of kvqd");
   auto* doctor =
       app.add_subcommand("doctor", "looks for what is wrong with this machine, and names the fix; needs no kvqd");
+  auto* bench =
+      app.add_subcommand("bench", "measures this kvqd as a client: calls, pages, attention; leaves nothing behind");
+  bench->add_option("--seconds", o.seconds, "for all measurements together, about")
+      ->check(CLI::Range(0.5, 600.0))
+      ->capture_default_str();
   auto* completion = app.add_subcommand("completion", "prints a script that completes kvqctl's verbs and options");
   completion->add_option("shell", o.shell, "bash, zsh or fish")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish"}));
-  for (auto* verb : {status, sessions, tenants, pages, sequences, prefix, events, doctor}) {
+  for (auto* verb : {status, sessions, tenants, pages, sequences, prefix, events, doctor, bench}) {
     verb->add_flag("--json", o.json, "as JSON");
   }
 }

@@ -12,6 +12,7 @@
 #include "tools/kvqctl/admin_client.h"
 #include "tools/kvqctl/content_tables.h"
 #include "tools/kvqctl/doctor.h"
+#include "tools/kvqctl/exec_bench.h"
 #include "tools/kvqctl/save.h"
 #include "tools/kvqctl/tables.h"
 #include "tools/kvqctl/top.h"
@@ -140,6 +141,7 @@ void run_verb(const std::string& verb, const Options& o) {
   if (verb == "top") return top({socket_of(o), o.interval_s, !o.no_color});
   if (verb == "events") return events(o);
   if (verb == "doctor") return doctor(o);
+  if (verb == "bench") exec_bench(o);
   AdminClient admin(socket_of(o));
   if (verb == "status")
     return watch(
