@@ -39,17 +39,18 @@ struct TenantSpec {
 struct StoreConfig {
   std::uint32_t max_pages = 65536;  // directory capacity of each tenant
   std::uint32_t max_sessions = 256;
-  std::uint32_t max_sequences = 16384;         // of all sessions together
-  std::uint64_t step_deadline_ms = 10000;      // a session whose step blocks reuse for longer gets no new pages
-  std::uint64_t keep_empty_ms = 2000;          // how long an empty slab is kept below evict
-  std::uint32_t reserve_slabs = 1;             // only transcodes may take them
-  std::uint32_t window_pages = 2;              // newest pages of a running sequence that stay dense
-  std::uint32_t sink_pages = 1;                // first pages of a sequence that stay dense while it runs
-  std::uint32_t actions_per_tick = 64;         // bound of a plan
-  std::uint32_t most_pages_looked = 1u << 17;  // page records that one list for operators looks at: a few milliseconds
-  std::uint32_t session_range = 0;  // of a new store's sessions: their ids are unique over all stores of a kvqd
+  std::uint32_t max_sequences = 16384;     // of all sessions together
+  std::uint64_t step_deadline_ms = 10000;  // a session whose step blocks reuse for longer gets no new pages
+  std::uint64_t keep_empty_ms = 2000;      // how long an empty slab is kept below evict
+  std::uint32_t reserve_slabs = 1;         // only transcodes may take them
+  std::uint32_t window_pages = 2;          // newest pages of a running sequence that stay dense
+  std::uint32_t sink_pages = 1;            // first pages of a sequence that stay dense while it runs
+  std::uint32_t actions_per_tick = 64;     // bound of a plan
+  std::uint32_t session_range = 0;         // of a new store's sessions: their ids are unique over all stores of a kvqd
   Format cold_format = Format::int4;
   Watermarks watermarks;
+  // Page records that each walk of a list for operators looks at: 3 to 5 ms of the loop.
+  std::uint32_t most_pages_looked = 1u << 17;
 };
 
 // A session's id has its store's range in the upper bits; an adopted store keeps the range that it has.
