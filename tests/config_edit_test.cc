@@ -97,6 +97,12 @@ TEST(ConfigEdit, TextThatLooksLikeASettingIsNone) {
   EXPECT_EQ(edited(kTricky, "quantize_at", "0.4"), with(kTricky, "0.3", "0.4"));
 }
 
+// toml++ counts no byte order mark as a column, so the wrong bytes would be replaced.
+TEST(ConfigEdit, WhatWouldMeanSomethingElseIsRefused) {
+  EXPECT_THAT(refusal("\xEF\xBB\xBFrelief = 0.1\n", "relief", "0.25"),
+              HasSubstr("cannot be changed safely here; set relief by hand"));
+}
+
 TEST(ConfigEdit, ATenantThatHasNoTableIsNamed) {
   EXPECT_THAT(refusal(kFile, "quota.uid-7", "1GiB"),
               HasSubstr("kvqd.toml: has no [[tenants]] table named uid-7; add one with its uids"));

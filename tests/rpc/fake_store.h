@@ -45,6 +45,7 @@ class FakeStore final : public Store {
   std::map<SessionId, Live> live;
   std::vector<TenantSpec> tenants;
   Watermarks watermarks;
+  std::uint64_t slab_bytes = 0;
   bool draining = false;
 
   void count_from(std::uint32_t id) { last_id_ = id; }
@@ -198,6 +199,7 @@ class FakeStore final : public Store {
   StoreStatus status() const override {
     StoreStatus out;
     out.watermarks = watermarks;
+    out.slab_bytes = slab_bytes;
     out.draining = draining;
     out.instance = 0x1234;
     out.verify = verifying;
