@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <map>
 
 #include "daemon/config_file.h"
@@ -172,13 +173,15 @@ std::map<std::string, std::string> given_of(const Origins& origins, const std::v
 Config assemble(const Arguments& arguments) {
   Config config;
   Origins origins;
-  if (!arguments.config_path.empty()) read_config_file(arguments.config_path, config, origins);
+  if (!arguments.config_path.empty()) {
+    read_config_file(arguments.config_path, config, origins);
+    config.path = std::filesystem::absolute(arguments.config_path).lexically_normal();
+  }
   for_each_rule([&](const SettingRule& rule) {
     const auto given = arguments.values.find(std::string(rule.key));
     if (given == arguments.values.end()) return;
     apply_setting(rule, command_line_setting(rule, given->second), config, origins);
   });
-  config.path = arguments.config_path;
   config.given = given_of(origins, config.tenants);
   complete(config, origins);
   check_slabs(config, origins);
@@ -220,6 +223,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
       if (app.count(option_name(key)) > 0) arguments.values.emplace(key, value);
     }
     auto config = assemble(arguments);
+    config.command_line.assign(argv + 1, argv + argc);
     if (!arguments.check_only) return {std::move(config), ExitCode::ok, ""};
     return {
         std::nullopt, ExitCode::ok,

@@ -47,6 +47,8 @@ struct MetricsAddress {
 };
 
 struct Config {
+  std::string path;                       // of the file, absolute; empty: there is none
+  std::vector<std::string> command_line;  // options and values, as given
   std::string socket = "/run/kvq/kvqd.sock";
   std::string socket_group;  // group that may connect; empty: only the daemon's user and root
   DeviceKind device = DeviceKind::host;
@@ -74,7 +76,6 @@ struct Config {
   std::string gpu_worker;                     // program; empty: kvqd-gpu beside kvqd, else where the build installs it
   std::uint32_t worker_deadline_ms = 10'000;  // a GPU worker that stands still for longer is killed and started anew
 
-  std::string path;                          // of the file; empty: there is none
   std::map<std::string, std::string> given;  // what the file or the command line sets, as written there
 };
 

@@ -144,6 +144,18 @@ void forget_what_ends(const Parts& parts) {
   }
 }
 
+// `server` may end before the watches do.
+std::vector<EventLoop::Watch> watch_devices(EventLoop& loop, const Parts& parts,
+                                            const std::unique_ptr<RpcServer>& server) {
+  std::vector<EventLoop::Watch> out;
+  for (std::size_t i = 0; i < parts.served.size(); ++i) {
+    out.push_back(watch_device(loop, *parts.served[i].made.device, [&server, i] {
+      if (server != nullptr) server->tick_soon(i);
+    }));
+  }
+  return out;
+}
+
 std::string ready_line(const Config& config, const Parts& parts) {
   const Device& first = *parts.served.front().made.device;
   return "event=ready socket=" + config.socket + " arena_bytes=" + std::to_string(first.arena_bytes()) +
@@ -197,7 +209,8 @@ EventLoop::Watch tell_status(EventLoop& loop, Notify& notify, std::function<std:
 
 // The command line and its file are read again. Those that are refused change nothing.
 EventLoop::Watch reload_on_hangup(EventLoop& loop, Notify& notify, const Config& started, ReadAgain read_again,
-                                  const Parts& parts, std::function<void(const std::string&)> log) {
+                                  const Parts& parts, Configured& settings,
+                                  std::function<void(const std::string&)> log) {
   std::vector<Store*> stores;
   for (const Part& part : parts.served) stores.push_back(part.made.store.get());
   return loop.on_signal(SIGHUP, [&, read_again, stores, log = std::move(log)] {
@@ -205,6 +218,7 @@ EventLoop::Watch reload_on_hangup(EventLoop& loop, Notify& notify, const Config&
     const CommandLine next = read_again();
     if (next.config) {
       log(reload(started, *next.config, stores));
+      settings = configured(*next.config);
     } else {
       log("event=reload_refused why=\"" + in_quotes(next.message) + "\"");
     }
@@ -248,6 +262,7 @@ ExitCode run(const Config& config, const ReadAgain& read_again, bool& ready) {
                             .store = store_config(config),
                             .deliver = [&](std::size_t part, const SlabNotice& n) { server->deliver(n, part); }},
                            choice, std::move(intake.kept), loop.now_ms());
+  Configured settings = configured(config);
   std::vector<RpcPart> rpc_parts;
   for (Part& part : parts.served) {
     rpc_parts.push_back({*part.made.store, rpc_options(config, *part.made.store, *part.made.device)});
@@ -255,20 +270,16 @@ ExitCode run(const Config& config, const ReadAgain& read_again, bool& ready) {
     options.served_as = part.uuid;
     options.not_served = parts.not_served;
     options.log = log;
+    options.configured = &settings;
     options.events = &events;
     options.keeper = keeper.active() ? part.keeper.get() : nullptr;
     options.kept = &part.made.sessions;
   }
   server = serve(loop, *io.lowLevelProvider, std::move(rpc_parts), socket.fd());
   std::unique_ptr<MetricsServer> metrics = start_metrics(io, metrics_socket.get(), *server, log);
-  std::vector<EventLoop::Watch> device_watches;
-  for (std::size_t i = 0; i < parts.served.size(); ++i) {
-    device_watches.push_back(watch_device(loop, *parts.served[i].made.device, [&server, i] {
-      if (server != nullptr) server->tick_soon(i);
-    }));
-  }
+  const std::vector<EventLoop::Watch> device_watches = watch_devices(loop, parts, server);
   const EventLoop::Watch watchdog = feed_watchdog(loop, notify);
-  const EventLoop::Watch hangup = reload_on_hangup(loop, notify, config, read_again, parts, log);
+  const EventLoop::Watch hangup = reload_on_hangup(loop, notify, config, read_again, parts, settings, log);
   log(ready_line(config, parts));
   EventLoop::Watch status = tell_status(loop, notify, [&] { return status_text(*server, parts); });
   notify.send("READY=1\n" + status_text(*server, parts));

@@ -94,6 +94,16 @@ StoreConfig store_config(const Config& config) {
   return out;
 }
 
+Configured configured(const Config& config) {
+  Configured out;
+  out.file = config.path;
+  out.command_line = config.command_line;
+  out.watermarks = store_config(config).watermarks;
+  for (const TenantConfig& t : config.tenants) out.tenants[t.name] = {t.quota_bytes, static_cast<double>(t.share)};
+  if (config.allow_unlisted) out.unlisted = Configured::Limits{config.unlisted_quota_bytes, TenantSpec{}.share};
+  return out;
+}
+
 RpcOptions rpc_options(const Config& config, Store& store, const Device& device) {
   RpcOptions out;
   for (const TenantConfig& tenant : config.tenants) {

@@ -17,6 +17,9 @@ void check_file_size(const Config& config);
 
 StoreConfig store_config(const Config& config);
 
+// For operators, beside what holds while kvqd runs.
+Configured configured(const Config& config);
+
 // Adds the configured tenants to the store and states who belongs to which, who administers and what clients are told.
 RpcOptions rpc_options(const Config& config, Store& store, const Device& device);
 

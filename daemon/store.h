@@ -19,6 +19,7 @@
 #include "daemon/device/device.h"
 #include "daemon/shm/descriptor.h"
 #include "daemon/store_counts.h"
+#include "daemon/store_lists.h"
 #include "kvq/page_format.h"
 #include "kvq/prefix_table.h"
 #include "kvq/result.h"
@@ -48,6 +49,8 @@ struct StoreConfig {
   std::uint32_t session_range = 0;         // of a new store's sessions: their ids are unique over all stores of a kvqd
   Format cold_format = Format::int4;
   Watermarks watermarks;
+  // Page records that each walk of a list for operators looks at: 3 to 5 ms of the loop.
+  std::uint32_t most_pages_looked = 1u << 17;
 };
 
 // A session's id has its store's range in the upper bits; an adopted store keeps the range that it has.
@@ -133,10 +136,6 @@ struct TickReport {
 };
 
 // --- snapshots for kvqctl: plain values, additive (the parts of each tenant sum to its total) ---
-
-struct FormatUse {
-  std::uint64_t pages = 0, bytes = 0;
-};
 
 struct TenantStatus {
   TenantId id{};
@@ -284,6 +283,11 @@ class Store {
   virtual StoreStatus status() const = 0;
   virtual std::vector<SessionStatus> sessions() const = 0;
   virtual std::vector<PageStatus> pages(TenantId id, std::uint32_t limit, std::uint64_t now_ms) const = 0;
+  // Of one tenant or all, of one session or (id 0) all: the longest `limit`.
+  virtual SequenceList sequences(std::optional<TenantId> tenant, SessionId session, std::uint32_t limit,
+                                 std::uint64_t now_ms) const = 0;
+  // Of one tenant or all, with the `limit` longest unused chains.
+  virtual PrefixStatus prefix(std::optional<TenantId> tenant, std::uint32_t limit, std::uint64_t now_ms) const = 0;
   // Marks sealed dense pages idle for `idle_ms` (of one tenant or all) for transcoding in the coming ticks.
   virtual QuantizeReport quantize(std::optional<TenantId> id, std::uint64_t idle_ms, bool dry_run,
                                   std::uint64_t now_ms) = 0;

@@ -66,6 +66,9 @@ class StoreState final : public Store {
   StoreStatus status() const override;
   std::vector<SessionStatus> sessions() const override;
   std::vector<PageStatus> pages(TenantId id, std::uint32_t limit, std::uint64_t now_ms) const override;
+  SequenceList sequences(std::optional<TenantId> tenant, SessionId session, std::uint32_t limit,
+                         std::uint64_t now_ms) const override;
+  PrefixStatus prefix(std::optional<TenantId> tenant, std::uint32_t limit, std::uint64_t now_ms) const override;
   QuantizeReport quantize(std::optional<TenantId> id, std::uint64_t idle_ms, bool dry_run,
                           std::uint64_t now_ms) override;
   void verify(std::optional<TenantId> id) override;
@@ -210,6 +213,10 @@ class StoreState final : public Store {
               std::uint32_t to);
   void reap(Tenant& t, std::uint64_t now_ms);
   Epoch oldest_open(const Tenant& t) const;
+
+  // store_lists.cc
+  void count_page(const Tenant& t, PageId page, FormatUse (&format)[kFormatCount]) const;
+  SequenceStatus status_of(const SequenceRecord& r, SequenceIndex sequence, std::uint64_t now_ms) const;
 
   // store_seals.cc
   void settle_seals(Tenant& t);

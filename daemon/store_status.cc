@@ -155,6 +155,7 @@ void StoreState::check_invariants() const {
       }
     }
     std::uint32_t retired = 0, indexed = 0;
+    FormatCounts by_format{};
     std::uint64_t leaving_bytes = 0;
     for (std::uint32_t i = 1; i < pages.capacity(); ++i) {
       const PageRecord& r = pages.record(PageId{i});
@@ -164,6 +165,7 @@ void StoreState::check_invariants() const {
       KVQ_ASSERT(u.protections == e.protections && u.immobile == e.immobile);
       if ((r.flags & kPageIndexed) != 0) {
         ++indexed;
+        ++by_format[static_cast<std::size_t>(r.format)];
         if (r.parent != kNullPage) ++expected[raw(r.parent)].children;
       }
       const Entry entry = t->directory.entry(PageId{i});
@@ -186,6 +188,7 @@ void StoreState::check_invariants() const {
     }
     std::uint32_t limbo_pages = 0;
     for (const Retired& item : t->limbo.items()) limbo_pages += item.page != kNullPage ? 1 : 0;
+    KVQ_ASSERT(by_format == pages.indexed());
     KVQ_ASSERT(retired == limbo_pages && indexed == t->prefix->size() && leaving_bytes == t->leaving_bytes);
     for (SessionId id : t->sessions) KVQ_ASSERT(find_session(id)->credits == credits[id]);
   }

@@ -45,7 +45,10 @@ ROOMS = [
     ("client", ["client/"],
      ["std", "os", "kj/", "capnp/", "boost/interprocess/", "openssl/", "kvq/", "schema", "client/", "kernels/host_kernels.h"]),
     ("kvq-hold", ["tools/kvq-hold/"], ["std", "os", "CLI/", "tools/kvq-hold/"]),
-    ("kvqctl", ["tools/kvqctl/"], ["std", "os", "kj/", "capnp/", "CLI/", "nlohmann/", "kvq/", "schema", "tools/kvqctl/"]),
+    ("kvq-bench", ["tools/kvq-bench/"],
+     ["std", "os", "CLI/", "nlohmann/", "kvq/", "client/abi.h", "tools/kvq-bench/", "tools/kvqctl/admin_client.h", "tools/kvqctl/text.h"]),
+    ("kvqctl", ["tools/kvqctl/"], ["std", "os", "kj/", "capnp/", "CLI/", "nlohmann/", "kvq/", "schema", "tools/kvqctl/",
+                                      "daemon/config.h", "daemon/config_edit.h"]),  # kvqctl set --save writes what kvqd reads
 ]
 LIBRARIES = re.compile(r"^(uv\.h|(kj|capnp|boost|spdlog|fmt|CLI|toml\+\+|hwy|openssl|nlohmann|systemd|gtest|gmock|benchmark)[/.]|cuda)")
 CLOCKLESS = {"chrono", "random", "thread", "mutex", "shared_mutex", "condition_variable", "future", "iostream", "fstream"}

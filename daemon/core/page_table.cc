@@ -30,6 +30,13 @@ std::uint32_t changed(std::uint32_t count, bool before, bool after) {
   return count - (before ? 1 : 0) + (after ? 1 : 0);
 }
 
+void recount(FormatCounts& counts, Format& counted, Format now) {
+  if (counted == now) return;
+  if (counted != Format::none) --counts[static_cast<std::size_t>(counted)];
+  if (now != Format::none) ++counts[static_cast<std::size_t>(now)];
+  counted = now;
+}
+
 }  // namespace
 
 const char* name(PageState state) {
@@ -45,7 +52,8 @@ PageTable::PageTable(std::span<PageRecord> records, bool quantizable, JournalReg
       uses_(std::move(uses)),
       quantize_member_(records.size(), VictimList::none),
       drop_member_(records.size(), 0),
-      counted_cached_(records.size(), 0),
+      counted_indexed_(records.size(), Format::none),
+      counted_cached_(records.size(), Format::none),
       quantize_links_(records.size()),
       drop_links_(records.size()) {
   KVQ_ASSERT(records.size() > 1);
@@ -259,10 +267,8 @@ void PageTable::refresh(PageId page) {
   }
   const bool cached =
       indexed && u.references == 0 && (r.state == PageState::sealed || r.state == PageState::transcoding);
-  if (cached != (counted_cached_[i] != 0)) {
-    cached_ = cached ? cached_ + 1 : cached_ - 1;
-    counted_cached_[i] = cached ? 1 : 0;
-  }
+  recount(indexed_, counted_indexed_[i], indexed ? r.format : Format::none);
+  recount(cached_, counted_cached_[i], cached ? r.format : Format::none);
 }
 
 std::uint32_t PageTable::victims(VictimList list) const {

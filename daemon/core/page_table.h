@@ -9,6 +9,7 @@
 #pragma once
 
 #include <array>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <vector>
@@ -82,6 +83,8 @@ struct PageUse {
   std::uint32_t moves = 0;     // to another place, under this generation
 };
 
+using FormatCounts = std::array<std::uint32_t, kFormatCount>;
+
 enum class VictimList : std::uint8_t { none, idle, running, cached };
 
 class PageTable {
@@ -97,7 +100,10 @@ class PageTable {
   std::uint32_t capacity() const { return static_cast<std::uint32_t>(records_.size()); }
   std::uint32_t free_pages() const { return static_cast<std::uint32_t>(free_.size()); }
   std::uint32_t count(PageState state) const { return state_count_[static_cast<std::size_t>(state)]; }
-  std::uint32_t cached_pages() const { return cached_; }  // sealed or transcoding, and held by no sequence
+  // What the prefix table names, by format; `cached`: of these, sealed or transcoding and held by no sequence.
+  const FormatCounts& indexed() const { return indexed_; }
+  const FormatCounts& cached() const { return cached_; }
+  std::uint32_t cached_pages() const { return std::accumulate(cached_.begin(), cached_.end(), 0u); }
 
   struct Place {
     SlabId slab{};
@@ -152,9 +158,10 @@ class PageTable {
   std::vector<PageUse> uses_;
   std::vector<PageId> free_;
   std::array<std::uint32_t, kPageStates> state_count_{};
-  std::uint32_t cached_ = 0;
+  FormatCounts indexed_{}, cached_{};
   std::vector<VictimList> quantize_member_;
-  std::vector<std::uint8_t> drop_member_, counted_cached_;
+  std::vector<std::uint8_t> drop_member_;
+  std::vector<Format> counted_indexed_, counted_cached_;  // none: not counted
   PageLinks quantize_links_, drop_links_;
   PageList idle_, running_, drop_;
 };

@@ -7,6 +7,8 @@
 #include <cstdio>
 
 #include "daemon/rpc/event_report.h"
+#include "daemon/rpc/lists.h"
+#include "daemon/rpc/reply.h"
 #include "daemon/rpc/report.h"
 #include "daemon/rpc/setting.h"
 
@@ -23,10 +25,7 @@ constexpr std::uint32_t kDefaultPages = 100;
 constexpr std::uint32_t kMostPages = 10'000;  // of one reply
 constexpr std::size_t kVerifiesAtOnce = 16;   // calls that wait for one
 
-kj::String text(const Json& json) {
-  // A name from a configuration file may hold any bytes: what is not UTF-8 is replaced, never thrown.
-  return kj::heapString(json.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
-}
+kj::String text(const Json& json) { return json_text(json); }
 
 std::string hex(std::uint64_t value) {
   char out[17];
@@ -59,6 +58,7 @@ class AdminServer final : public wire::Admin::Server {
                 {"cold_format", format_name(options.cold_format)},
                 {"connections", parts_.connections()},
                 {"not_served", Json::array()}};
+    out.update(configuration());
     for (const DeviceAbsent& absent : options.not_served) {
       out["not_served"].push_back({{"uuid", absent.uuid}, {"text", absent.why}});
     }
@@ -98,23 +98,23 @@ class AdminServer final : public wire::Admin::Server {
   kj::Promise<void> pages(PagesContext context) override {
     auto results = context.getResults();
     const auto params = context.getParams();
-    const std::string name = params.getDevice().cStr();
-    if (!name.empty() && parts_.devices.find(name) == nullptr) {
-      set_status(results.initStatus(), Errc::invalid_argument,
-                 "no device is called \"" + printable(name, 80) + "\"; kvqctl status names them");
+    Where where;
+    if (!find_where(parts_.devices, params.getTenant().cStr(), params.getDevice().cStr(), where,
+                    results.initStatus())) {
       return kj::READY_NOW;
     }
-    Where where;
-    if (!find(params.getTenant().cStr(), where, results.initStatus())) return kj::READY_NOW;
     const std::uint32_t limit = params.getLimit() == 0 ? kDefaultPages : std::min(params.getLimit(), kMostPages);
     Json list = Json::array();
     for (const auto& [device, only] : where) {
-      if (!name.empty() && device->name() != name) continue;
       append(list, pages_of(*device, only, limit - static_cast<std::uint32_t>(list.size())), *device);
     }
     results.setJson(text({{"limit", limit}, {"pages", list}}));
     return kj::READY_NOW;
   }
+
+  kj::Promise<void> sequences(SequencesContext context) override { return list_sequences(parts_.devices, context); }
+
+  kj::Promise<void> prefix(PrefixContext context) override { return list_prefix(parts_.devices, context); }
 
   kj::Promise<void> events(EventsContext context) override {
     const auto params = context.getParams();
@@ -151,31 +151,35 @@ class AdminServer final : public wire::Admin::Server {
     return kj::READY_NOW;
   }
 
-  // What one store takes, the next does, too: their watermarks are the same, and a tenant is changed where it is.
+  // Watermarks are the same in all stores; a tenant is changed wherever it is.
   kj::Promise<void> set(SetContext context) override {
     auto results = context.getResults();
     const std::string key = context.getParams().getKey().cStr();
     const std::string value = context.getParams().getValue().cStr();
+    const bool dry_run = context.getParams().getDryRun();
+    const bool of_tenant = names_tenant(key);
+    Where where;
+    if (!find(of_tenant ? key.substr(key.find('.') + 1) : "", where, results.initStatus())) return kj::READY_NOW;
     Json changed;
     std::optional<Refusal> refusal;
-    Where where;
-    const bool of_tenant = names_tenant(key);
-    if (of_tenant && !find(key.substr(key.find('.') + 1), where, results.initStatus())) return kj::READY_NOW;
-    if (!of_tenant) find("", where, results.initStatus());
-    for (const auto& [device, only] : where) {
-      if (!refusal) refusal = change_setting(device->sessions.store(), key, value, changed);
+    for (const bool checks : {true, false}) {  // all stores take it, or none is changed
+      for (const auto& [device, only] : where) {
+        if (refusal || (dry_run && !checks)) break;
+        refusal = change_setting(device->sessions.store(), key, value, checks, changed);
+      }
     }
     if (refusal) {
       set_status(results.initStatus(), refusal->code, refusal->message);
       return kj::READY_NOW;
     }
+    changed["dry_run"] = dry_run;
+    results.setJson(text(changed));
+    if (dry_run) return kj::READY_NOW;
     parts_.devices.options().log("event=set key=" + printable(key, 80) + " value=" + printable(value, 80));
     for (const auto& [device, only] : where) {
       device->sessions.settle();
       device->sessions.ticker().soon();
     }
-    set_ok(results.initStatus());
-    results.setJson(text(changed));
     return kj::READY_NOW;
   }
 
@@ -230,14 +234,13 @@ class AdminServer final : public wire::Admin::Server {
   }
 
  private:
-  // The devices that have a tenant, and its id there; nothing for all tenants.
-  using Where = std::vector<std::pair<ServedDevice*, std::optional<TenantId>>>;
-
-  static void append(Json& list, const Json& more, const ServedDevice& device) {
-    for (const Json& entry : more) {
-      list.push_back(entry);
-      list.back()["device"] = device.name();
-    }
+  Json configuration() const {
+    const Configured* configured = parts_.devices.options().configured;
+    std::vector<const Store*> stores;
+    for (const auto& device : parts_.devices) stores.push_back(&device->sessions.store());
+    return {{"config_file", configured != nullptr ? configured->file : ""},
+            {"command_line", configured != nullptr ? Json(configured->command_line) : Json::array()},
+            {"settings", report_settings(stores, configured)}};
   }
 
   static Json of_device(ServedDevice& device) {
@@ -267,16 +270,7 @@ class AdminServer final : public wire::Admin::Server {
 
   // Empty: all tenants of all devices. A name that none has fills `status` and returns false.
   bool find(const std::string& name, Where& where, wire::Status::Builder status) {
-    set_ok(status);
-    for (const auto& device : parts_.devices) {
-      const auto tenant = device->sessions.store().find_tenant(name);
-      if (name.empty() || tenant) where.emplace_back(device.get(), name.empty() ? std::nullopt : tenant);
-    }
-    if (!where.empty()) return true;
-    std::vector<const Store*> stores;
-    for (const auto& device : parts_.devices) stores.push_back(&device->sessions.store());
-    set_status(status, Errc::invalid_argument, unknown_tenant(stores, name));
-    return false;
+    return find_where(parts_.devices, name, "", where, status);
   }
 
   const AdminParts& parts_;

@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,6 +33,19 @@ struct TenantRule {
 struct DeviceAbsent {
   std::string uuid;
   std::string why;  // cause and fix
+};
+
+// What kvqd was configured with, of that which may be changed while it runs.
+struct Configured {
+  struct Limits {
+    std::uint64_t quota_bytes = 0;
+    double share = 1.0;
+  };
+  std::string file;                       // absolute path; empty: there is none
+  std::vector<std::string> command_line;  // options and values, as given
+  Watermarks watermarks;
+  std::map<std::string, Limits> tenants;  // by name
+  std::optional<Limits> unlisted;         // of each tenant that is made by uid
 };
 
 struct RpcOptions {
@@ -75,7 +89,8 @@ struct RpcOptions {
   Keeper* keeper = nullptr;
   Kept* kept = nullptr;
 
-  const EventRing* events = nullptr;  // what `kvqctl events` shows; outlives the server. Null: nothing
+  const Configured* configured = nullptr;  // outlives the server, and may change. Null: nothing is known
+  const EventRing* events = nullptr;       // what `kvqctl events` shows; outlives the server. Null: nothing
   std::function<void(const std::string& line)> log = [](const std::string&) {};  // key=value text, one event each
 };
 

@@ -12,7 +12,39 @@
 namespace kvq {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 constexpr double kMaxShare = 1000.0;
+
+// All that `set` knows. `of_tenant`: TENANT stands behind the key and a point.
+struct LiveSetting {
+  std::string_view key;
+  double Watermarks::*mark;
+  bool of_tenant() const { return mark == nullptr; }
+};
+constexpr LiveSetting kLiveSettings[] = {{"quantize_at", &Watermarks::quantize_at},
+                                         {"evict_at", &Watermarks::evict_at},
+                                         {"refuse_at", &Watermarks::refuse_at},
+                                         {"relief", &Watermarks::relief},
+                                         {"quota", nullptr},
+                                         {"share", nullptr}};
+
+const LiveSetting* find_setting(std::string_view key) {
+  const std::size_t dot = key.find('.');
+  for (const LiveSetting& setting : kLiveSettings) {
+    if (setting.key == key.substr(0, dot) && setting.of_tenant() == (dot != key.npos)) return &setting;
+  }
+  return nullptr;
+}
+
+std::string known_keys() {
+  std::string out;
+  for (const LiveSetting& setting : kLiveSettings) {
+    if (!out.empty()) out += &setting == std::end(kLiveSettings) - 1 ? " or " : ", ";
+    out += std::string(setting.key) + (setting.of_tenant() ? ".TENANT" : "");
+  }
+  return out;
+}
 
 std::optional<double> parse_number(const std::string& value) {
   double number = 0;
@@ -25,18 +57,15 @@ Refusal bad_value(const std::string& key, const std::string& value, const std::s
   return {Errc::invalid_argument, key + " = " + printable(value, 80) + " is not valid: " + valid};
 }
 
-std::optional<Refusal> set_watermark(Store& store, const std::string& key, const std::string& value,
-                                     nlohmann::ordered_json& changed) {
-  Watermarks marks = store.status().watermarks;
-  double* mark = key == "quantize_at" ? &marks.quantize_at
-                 : key == "evict_at"  ? &marks.evict_at
-                 : key == "refuse_at" ? &marks.refuse_at
-                                      : &marks.relief;
+std::optional<Refusal> set_watermark(Store& store, const LiveSetting& setting, const std::string& value, bool dry_run,
+                                     Json& changed) {
+  const std::string key(setting.key);
+  const Watermarks now = store.status().watermarks;
+  Watermarks marks = now;
   const auto number = parse_number(value);
   if (!number || *number < 0.0 || *number > 1.0) return bad_value(key, value, "a number from 0 to 1, as in 0.6");
-  *mark = *number;
-  if (auto outcome = store.set_watermarks(marks); !outcome) {
-    const auto now = store.status().watermarks;
+  marks.*setting.mark = *number;
+  if (!valid(marks) || (!dry_run && !store.set_watermarks(marks))) {
     char text[160];
     std::snprintf(text, sizeof(text),
                   "needs 0 < relief < quantize_at <= evict_at <= refuse_at <= 1 (now %g, %g, %g, relief %g)",
@@ -47,31 +76,53 @@ std::optional<Refusal> set_watermark(Store& store, const std::string& key, const
   return std::nullopt;
 }
 
-std::optional<Refusal> set_of_tenant(Store& store, const std::string& key, const std::string& value,
-                                     nlohmann::ordered_json& changed) {
+std::optional<Refusal> set_of_tenant(Store& store, const std::string& key, const std::string& value, bool dry_run,
+                                     Json& changed) {
   const auto dot = key.find('.');
   const std::string kind = key.substr(0, dot), name = key.substr(dot + 1);
   const auto tenant = store.find_tenant(name);
   if (!tenant) return Refusal{Errc::invalid_argument, unknown_tenant({&store}, name)};
+  Configured::Limits limits{store.tenant(*tenant).quota_bytes, store.tenant(*tenant).share};
   Result<void> outcome;
   if (kind == "quota") {
     const auto bytes = parse_size(value);
     if (!bytes) return bad_value(key, value, "a size as in 512MiB or 4GiB, or 0 for the whole arena");
-    outcome = store.set_quota(*tenant, *bytes);
+    const std::uint64_t slab_bytes = store.status().slab_bytes;
+    if (*bytes != 0 && *bytes < slab_bytes) {
+      return bad_value(key, value, "at least one slab (" + std::to_string(slab_bytes) + " bytes), or 0");
+    }
+    limits.quota_bytes = *bytes;
+    if (!dry_run) outcome = store.set_quota(*tenant, *bytes);
   } else {
     const auto share = parse_number(value);
     if (!share || *share <= 0.0 || *share > kMaxShare) return bad_value(key, value, "a number above 0, at most 1000");
-    outcome = store.set_share(*tenant, *share);
+    limits.share = *share;
+    if (!dry_run) outcome = store.set_share(*tenant, *share);
   }
   if (!outcome) return bad_value(key, value, describe(outcome.error()));
-  const TenantSpec& now = store.tenant(*tenant);
-  changed = {{"tenant", now.name}, {"quota_bytes", now.quota_bytes}, {"share", now.share}};
+  changed = {{"tenant", name}, {"quota_bytes", limits.quota_bytes}, {"share", limits.share}};
   return std::nullopt;
+}
+
+std::optional<Configured::Limits> configured_limits(const Configured* configured, const std::string& tenant) {
+  if (configured == nullptr) return std::nullopt;
+  if (const auto found = configured->tenants.find(tenant); found != configured->tenants.end()) return found->second;
+  return tenant.rfind("uid-", 0) == 0 ? configured->unlisted : std::nullopt;
+}
+
+Json report_setting(const std::string& key, const Json& value, const Json& configured) {
+  return {{"key", key},
+          {"value", value},
+          {"configured", configured},
+          {"live", !configured.is_null() && configured != value}};
 }
 
 }  // namespace
 
-bool names_tenant(const std::string& key) { return key.rfind("quota.", 0) == 0 || key.rfind("share.", 0) == 0; }
+bool names_tenant(const std::string& key) {
+  const LiveSetting* setting = find_setting(key);
+  return setting != nullptr && setting->of_tenant();
+}
 
 std::string unknown_tenant(const std::vector<const Store*>& stores, const std::string& name) {
   std::set<std::string> names;
@@ -83,15 +134,35 @@ std::string unknown_tenant(const std::vector<const Store*>& stores, const std::s
   return "no tenant is called \"" + printable(name, 80) + "\"; known: " + (known.empty() ? "none" : known);
 }
 
-std::optional<Refusal> change_setting(Store& store, const std::string& key, const std::string& value,
-                                      nlohmann::ordered_json& changed) {
-  if (key == "quantize_at" || key == "evict_at" || key == "refuse_at" || key == "relief") {
-    return set_watermark(store, key, value, changed);
+std::optional<Refusal> change_setting(Store& store, const std::string& key, const std::string& value, bool dry_run,
+                                      Json& changed) {
+  const LiveSetting* setting = find_setting(key);
+  if (setting == nullptr) {
+    return Refusal{Errc::invalid_argument, "no setting is called \"" + printable(key, 80) + "\"; use " + known_keys()};
   }
-  if (names_tenant(key)) return set_of_tenant(store, key, value, changed);
-  return Refusal{Errc::invalid_argument,
-                 "no setting is called \"" + printable(key, 80) +
-                     "\"; use quantize_at, evict_at, refuse_at, relief, quota.TENANT or share.TENANT"};
+  if (setting->of_tenant()) return set_of_tenant(store, key, value, dry_run, changed);
+  return set_watermark(store, *setting, value, dry_run, changed);
+}
+
+Json report_settings(const std::vector<const Store*>& stores, const Configured* configured) {
+  Json out = Json::array();
+  const Watermarks marks = stores.front()->status().watermarks;
+  for (const LiveSetting& setting : kLiveSettings) {
+    if (setting.of_tenant()) continue;
+    const Json said = configured != nullptr ? Json(configured->watermarks.*setting.mark) : Json();
+    out.push_back(report_setting(std::string(setting.key), marks.*setting.mark, said));
+  }
+  std::set<std::string> seen;
+  for (const Store* store : stores) {
+    for (const TenantStatus& tenant : store->status().tenants) {
+      if (!seen.insert(tenant.name).second) continue;
+      const auto said = configured_limits(configured, tenant.name);
+      out.push_back(
+          report_setting("quota." + tenant.name, tenant.quota_bytes, said ? Json(said->quota_bytes) : Json()));
+      out.push_back(report_setting("share." + tenant.name, tenant.share, said ? Json(said->share) : Json()));
+    }
+  }
+  return out;
 }
 
 }  // namespace kvq

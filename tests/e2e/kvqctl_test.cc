@@ -70,6 +70,10 @@ TEST_F(Kvqctl, ListsAreTablesAndDocuments) {
   EXPECT_EQ(ctl({"tenants"}).out.rfind("TENANT", 0), 0u);
   EXPECT_EQ(ctl({"sessions"}).out, "no sessions\n");
   EXPECT_EQ(ctl({"pages"}).out, "no pages\n");
+  EXPECT_EQ(document({"sequences", "--tenant", "alpha"})["sequences"], json::array());
+  EXPECT_EQ(document({"prefix", "--tenant", "beta", "--device", "host"})["tenants"].size(), 1u);
+  EXPECT_EQ(ctl({"sequences"}).out, "no sequences\n");
+  EXPECT_NE(ctl({"prefix"}).out.find("no chain is cached"), std::string::npos);
 }
 
 TEST_F(Kvqctl, QuantizeSaysWhatItDoes) {
@@ -95,6 +99,8 @@ TEST_F(Kvqctl, WhatTheDaemonRefusesIsOneLineWithTheFix) {
   expect_failure({"set", "quota.alpha", "some"}, 1, "quota.alpha = some");
   expect_failure({"pages", "--tenant", "gamma"}, 1, "gamma");
   expect_failure({"quantize", "--tenant", "gamma"}, 1, "gamma");
+  expect_failure({"sequences", "--session", "7"}, 1, "no session 7; kvqctl sessions lists them");
+  expect_failure({"prefix", "--device", "GPU-1"}, 1, "no device is called \"GPU-1\"");
 }
 
 TEST_F(Kvqctl, VerifySaysWhatItFound) {
@@ -116,6 +122,8 @@ TEST_F(Kvqctl, BadCommandLinesAreRefused) {
   expect_failure({}, 2, "no verb");
   expect_failure({"set", "quantize_at"}, 2, "value");
   expect_failure({"pages", "--limit", "-3"}, 2, "--limit");
+  expect_failure({"prefix", "--limit", "1001"}, 2, "--limit");
+  expect_failure({"bench", "--seconds", "0"}, 2, "--seconds");
   expect_failure({"status", "--watch", "soon"}, 2, "--watch");
 }
 
@@ -131,8 +139,8 @@ TEST_F(Kvqctl, AMissingDaemonIsNamedWithTheSocket) {
 }
 
 TEST_F(Kvqctl, ListsCanBeWatched) {
-  Process watching(directory_, {KVQCTL_PATH, "--socket", daemon_.socket, "tenants", "--watch", "0.1"});
-  while (lines(watching.out()) < 6) ::usleep(10'000);  // two of three lines each
+  Process watching(directory_, {KVQCTL_PATH, "--socket", daemon_.socket, "prefix", "--watch", "0.1"});
+  while (lines(watching.out()) < 10) ::usleep(10'000);  // two of five lines each
   const Ended ended = watching.end(SIGTERM);
   EXPECT_EQ(ended.out.find('\033'), std::string::npos) << "a screen is cleared only on a terminal";
 }

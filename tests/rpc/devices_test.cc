@@ -1,4 +1,5 @@
 // One server in front of several devices: which store is asked, and what counts over all of them.
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "tests/rpc/harness.h"
@@ -15,8 +16,9 @@ constexpr const char* kSecond = "GPU-2222";
 class RpcDevices : public ::testing::Test {
  protected:
   ~RpcDevices() noexcept override {}
-  static RpcOptions options() {
+  RpcOptions options() const {
     RpcOptions out;
+    out.configured = &configured;
     out.served_as = kFirst;
     out.admin_uids = {::getuid()};
     out.max_sessions = 3;
@@ -43,6 +45,7 @@ class RpcDevices : public ::testing::Test {
   FakeStore& first() { return h.store; }
   FakeStore& second() { return *h.more.front(); }
 
+  Configured configured;
   Harness h{options(), 1, [](FakeStore&) {}, {kSecond}};
   Client client = h.connect(), operator_ = h.connect();
   Sink::Seen seen;
@@ -149,6 +152,45 @@ TEST_F(RpcDevices, ASettingIsOfAllDevicesAndATenantsOfThoseThatHaveIt) {
   EXPECT_EQ(second().tenants[0].share, 3.0);
   EXPECT_EQ(set("share.gamma", "3"), "no tenant is called \"gamma\"; known: beta");
   EXPECT_NE(set("evict_at", "2"), "");
+}
+
+TEST_F(RpcDevices, ASettingThatOneDeviceRefusesChangesNone) {
+  for (FakeStore* store : {&first(), &second()}) store->add_tenant({.name = "alpha", .quota_bytes = 8 << 20});
+  second().slab_bytes = 4 << 20;
+  auto request = admin().setRequest();
+  request.setKey("quota.alpha");
+  request.setValue("2MiB");
+  const auto response = h.wait(send(kj::mv(request)));
+  EXPECT_NE(std::string(response.getStatus().getMessage().cStr()).find("at least one slab (4194304 bytes)"),
+            std::string::npos);
+  EXPECT_EQ(first().tenants[0].quota_bytes, 8u << 20);
+  EXPECT_EQ(second().tenants[0].quota_bytes, 8u << 20);
+}
+
+TEST_F(RpcDevices, ASettingIsToldOnceBesideWhatIsConfigured) {
+  first().add_tenant({.name = "alpha", .quota_bytes = 8 << 20, .share = 2});
+  second().add_tenant({.name = "alpha", .quota_bytes = 8 << 20, .share = 2});
+  second().add_tenant({.name = "left"});
+  auto a = admin();
+  const auto settings = [&] {
+    const json status = json::parse(h.wait(send(a.statusRequest())).getJson().cStr());
+    std::map<std::string, json> out;
+    for (const json& s : status["settings"]) {
+      EXPECT_TRUE(out.emplace(s["key"], s).second) << s;
+    }
+    return out;
+  };
+  EXPECT_EQ(settings()["share.alpha"]["live"], false);
+  configured.tenants["alpha"] = {8 << 20, 3};
+  configured.watermarks = first().watermarks;
+  const auto now = settings();
+  EXPECT_EQ(now.size(), 8u);
+  EXPECT_EQ(now.at("share.alpha")["live"], true);
+  EXPECT_EQ(now.at("share.alpha")["configured"], 3.0);
+  EXPECT_EQ(now.at("quota.alpha")["live"], false);
+  EXPECT_EQ(now.at("relief")["live"], false);
+  EXPECT_EQ(now.at("share.left")["configured"], nullptr) << "an earlier daemon's: the configuration says nothing";
+  EXPECT_EQ(now.at("share.left")["live"], false);
 }
 
 }  // namespace

@@ -45,6 +45,7 @@ class FakeStore final : public Store {
   std::map<SessionId, Live> live;
   std::vector<TenantSpec> tenants;
   Watermarks watermarks;
+  std::uint64_t slab_bytes = 0;
   bool draining = false;
 
   void count_from(std::uint32_t id) { last_id_ = id; }
@@ -198,6 +199,7 @@ class FakeStore final : public Store {
   StoreStatus status() const override {
     StoreStatus out;
     out.watermarks = watermarks;
+    out.slab_bytes = slab_bytes;
     out.draining = draining;
     out.instance = 0x1234;
     out.verify = verifying;
@@ -208,6 +210,7 @@ class FakeStore final : public Store {
       t.name = tenants[i].name;
       t.quota_bytes = tenants[i].quota_bytes;
       t.share = tenants[i].share;
+      t.counts = counts;
       out.tenants.push_back(t);
     }
     return out;
@@ -242,6 +245,20 @@ class FakeStore final : public Store {
     }
     return out;
   }
+  SequenceList sequence_list;
+  PrefixStatus prefix_status;
+  TenantCounts counts;  // of each tenant
+  SequenceList sequences(std::optional<TenantId> tenant, SessionId session, std::uint32_t limit,
+                         std::uint64_t) const override {
+    SequenceList out;
+    for (const SequenceStatus& s : sequence_list.longest) {
+      if ((tenant && s.tenant != *tenant) || (session != SessionId{} && s.session != session)) continue;
+      ++out.total;
+      if (out.longest.size() < limit) out.longest.push_back(s);
+    }
+    return out;
+  }
+  PrefixStatus prefix(std::optional<TenantId>, std::uint32_t, std::uint64_t) const override { return prefix_status; }
   QuantizeReport quantize(std::optional<TenantId>, std::uint64_t, bool dry_run, std::uint64_t) override {
     calls.push_back(dry_run ? "quantize dry" : "quantize");
     return {3, 300, 90};

@@ -140,6 +140,13 @@ class MortalStore final : public Store {
   std::vector<PageStatus> pages(TenantId id, std::uint32_t limit, std::uint64_t now_ms) const override {
     return store_->pages(id, limit, now_ms);
   }
+  SequenceList sequences(std::optional<TenantId> tenant, SessionId session, std::uint32_t limit,
+                         std::uint64_t now_ms) const override {
+    return store_->sequences(tenant, session, limit, now_ms);
+  }
+  PrefixStatus prefix(std::optional<TenantId> tenant, std::uint32_t limit, std::uint64_t now_ms) const override {
+    return store_->prefix(tenant, limit, now_ms);
+  }
   QuantizeReport quantize(std::optional<TenantId> id, std::uint64_t idle_ms, bool dry_run,
                           std::uint64_t now_ms) override {
     return store_->quantize(id, idle_ms, dry_run, now_ms);

@@ -124,6 +124,28 @@ std::string AdminClient::pages(const std::string& tenant, const std::string& dev
   return response.getJson().cStr();
 }
 
+std::string AdminClient::sequences(const std::string& tenant, std::uint32_t session, const std::string& device,
+                                   std::uint32_t limit) {
+  auto request = wire_->admin.sequencesRequest();
+  request.setTenant(tenant);
+  request.setSession(session);
+  request.setDevice(device);
+  request.setLimit(limit);
+  auto response = wire_->send(kj::mv(request));
+  Wire::require_ok(response.getStatus());
+  return response.getJson().cStr();
+}
+
+std::string AdminClient::prefix(const std::string& tenant, const std::string& device, std::uint32_t limit) {
+  auto request = wire_->admin.prefixRequest();
+  request.setTenant(tenant);
+  request.setDevice(device);
+  request.setLimit(limit);
+  auto response = wire_->send(kj::mv(request));
+  Wire::require_ok(response.getStatus());
+  return response.getJson().cStr();
+}
+
 std::string AdminClient::quantize(const std::string& tenant, std::uint64_t idle_ms, bool dry_run) {
   auto request = wire_->admin.quantizeRequest();
   request.setTenant(tenant);
@@ -134,10 +156,21 @@ std::string AdminClient::quantize(const std::string& tenant, std::uint64_t idle_
   return response.getJson().cStr();
 }
 
-std::string AdminClient::set(const std::string& key, const std::string& value) {
+std::string AdminClient::set(const std::string& key, const std::string& value, bool dry_run) {
   auto request = wire_->admin.setRequest();
   request.setKey(key);
   request.setValue(value);
+  request.setDryRun(dry_run);
+  auto response = wire_->send(kj::mv(request));
+  Wire::require_ok(response.getStatus());
+  return response.getJson().cStr();
+}
+
+std::string AdminClient::evict(const std::string& tenant, std::uint64_t idle_ms, bool dry_run) {
+  auto request = wire_->admin.evictRequest();
+  request.setTenant(tenant);
+  request.setIdleMs(idle_ms);
+  request.setDryRun(dry_run);
   auto response = wire_->send(kj::mv(request));
   Wire::require_ok(response.getStatus());
   return response.getJson().cStr();

@@ -20,9 +20,17 @@ void add_views(CLI::App& app, Options& o) {
   auto* tenants = app.add_subcommand("tenants", "memory by tenant");
   auto* pages = app.add_subcommand("pages", "single pages");
   pages->add_option("--limit", o.limit, "at most so many")->check(CLI::Range(1, 10'000))->capture_default_str();
-  pages->add_option("--device", o.device, "on this device only: a GPU's UUID as kvqctl status names it, or host");
-  pages->add_option("--tenant", o.tenant, "of this tenant only");
-  for (auto* verb : {status, sessions, tenants, pages}) {
+  auto* sequences = app.add_subcommand("sequences", "what each sequence holds, the longest first");
+  sequences->add_option("--session", o.session, "of this session only")->check(CLI::PositiveNumber);
+  auto* prefix = app.add_subcommand("prefix", "the prefix index: how much is cached and reused, and cached chains");
+  for (auto* verb : {sequences, prefix}) {
+    verb->add_option("--limit", o.limit, "at most so many")->check(CLI::Range(1, 1000))->capture_default_str();
+  }
+  for (auto* verb : {pages, sequences, prefix}) {
+    verb->add_option("--device", o.device, "on this device only: a GPU's UUID as kvqctl status names it, or host");
+    verb->add_option("--tenant", o.tenant, "of this tenant only");
+  }
+  for (auto* verb : {status, sessions, tenants, pages, sequences, prefix}) {
     verb->add_option("--watch", o.watch_s, "show again every SECONDS")->check(CLI::Range(0.1, 3600.0));
   }
   auto* events = app.add_subcommand("events", "what kvqd decided lately, a line each");
@@ -30,11 +38,18 @@ void add_views(CLI::App& app, Options& o) {
   events->add_flag("--follow", o.follow, "go on with those to come, over restarts of kvqd");
   auto* doctor =
       app.add_subcommand("doctor", "looks for what is wrong with this machine, and names the fix; needs no kvqd");
+  auto* bench =
+      app.add_subcommand("bench", "measures this kvqd as a client: calls, pages, attention; leaves nothing behind");
+  bench->add_option("--seconds", o.seconds, "for all measurements together, about")
+      ->check(CLI::Range(0.5, 600.0))
+      ->capture_default_str();
   auto* completion = app.add_subcommand("completion", "prints a script that completes kvqctl's verbs and options");
   completion->add_option("shell", o.shell, "bash, zsh or fish")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish"}));
-  for (auto* verb : {status, sessions, tenants, pages, events, doctor}) verb->add_flag("--json", o.json, "as JSON");
+  for (auto* verb : {status, sessions, tenants, pages, sequences, prefix, events, doctor, bench}) {
+    verb->add_flag("--json", o.json, "as JSON");
+  }
 }
 
 void add_changes(CLI::App& app, Options& o) {
@@ -53,7 +68,8 @@ void add_changes(CLI::App& app, Options& o) {
   drain->add_option("--deadline", o.deadline_s, "seconds to wait at most")
       ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
-  for (auto* verb : {quantize, evict, drain}) verb->add_flag("--dry-run", o.dry_run, "only say what it would do");
+  set->add_flag("--save", o.save, "write it into kvqd's configuration file, too");
+  for (auto* verb : {quantize, evict, set, drain}) verb->add_flag("--dry-run", o.dry_run, "only say what it would do");
   for (auto* verb : {quantize, evict, verify, set, drain}) verb->add_flag("--json", o.json, "as JSON");
 }
 

@@ -18,10 +18,11 @@ struct Options {
   double watch_s = 0;  // 0: once
   double interval_s = 1;
   bool no_color = false;
+  double seconds = 3;
   std::string tenant, device;
   std::uint32_t limit = 100;
   std::uint64_t idle_ms = 0;
-  bool dry_run = false;
+  bool dry_run = false, save = false;
   std::string key, value;
   double deadline_s = 60;
   std::uint32_t session = 0;

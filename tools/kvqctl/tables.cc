@@ -5,47 +5,39 @@
 #include <ctime>
 #include <vector>
 
+#include "tools/kvqctl/cells.h"
 #include "tools/kvqctl/text.h"
 
 namespace kvqctl {
 namespace {
 
-std::string bytes_of(const Json& bytes) { return bytes_text(bytes.get<double>()); }
-
-std::string part_of(const Json& part, const Json& whole) {
-  const double all = whole.get<double>();
-  return all > 0 ? percent(part.get<double>() / all) : "-";
-}
-
-std::string number(const Json& value) { return value.dump(); }
-
-// Puts column DEVICE behind column `at` where the rows are of more than one device. Row 0 has the heads.
-void add_devices(std::vector<Row>& rows, const Json& entries, std::size_t at, std::vector<std::size_t>& left) {
-  const auto device = [](const Json& entry) { return entry.value("device", ""); };
-  const auto is_other = [&](const Json& entry) { return device(entry) != device(entries.front()); };
-  if (entries.empty() || std::none_of(entries.begin(), entries.end(), is_other)) return;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    rows[i].insert(rows[i].begin() + static_cast<std::ptrdiff_t>(at), i == 0 ? "DEVICE" : device(entries[i - 1]));
+// The setting of that name when it was changed live, else null.
+Json changed_setting(const Json& settings, const std::string& key) {
+  for (const Json& setting : settings) {
+    if (setting.at("key") == key && setting.at("live").get<bool>()) return setting;
   }
-  for (std::size_t& column : left) column += column >= at ? 1 : 0;
-  left.push_back(at);
+  return nullptr;
 }
 
-std::string tenants_table(const Json& tenants) {
+std::string mark_of(const Json& settings, const std::string& key) {
+  return changed_setting(settings, key).is_null() ? "" : "*";
+}
+
+// `settings`: those of the document status, or none.
+std::string tenants_table(const Json& tenants, const Json& settings = Json::array()) {
   if (tenants.empty()) return "no tenants\n";
   std::vector<Row> rows = {{"TENANT", "LEVEL", "SESSIONS", "HOLDS", "QUOTA", "USED", "SHARE", "DENSE", "INT4", "PAGES",
                             "CACHED", "LIMBO", "FREE"}};
   for (const Json& t : tenants) {
-    std::uint64_t dense_bytes = 0, cold_bytes = 0, pages = 0;
-    for (const auto& [name, use] : t.at("formats").items()) {
-      (name == "dense" ? dense_bytes : cold_bytes) += use.at("bytes").get<std::uint64_t>();
-      pages += use.at("pages").get<std::uint64_t>();
-    }
+    const DenseAndCold bytes = dense_and_cold(t.at("formats"), "bytes"),
+                       pages = dense_and_cold(t.at("formats"), "pages");
     const bool whole = t.at("quota_bytes") == 0;
+    const std::string name = t.at("name");
     rows.push_back({t.at("name"), t.at("level"), number(t.at("sessions")), bytes_of(t.at("slab_bytes")),
-                    whole ? "all" : bytes_of(t.at("quota_bytes")),
-                    whole ? "-" : part_of(t.at("slab_bytes"), t.at("quota_bytes")), number(t.at("share")),
-                    bytes_of(dense_bytes), bytes_of(cold_bytes), std::to_string(pages), number(t.at("cached_pages")),
+                    (whole ? "all" : bytes_of(t.at("quota_bytes"))) + mark_of(settings, "quota." + name),
+                    whole ? "-" : part_of(t.at("slab_bytes"), t.at("quota_bytes")),
+                    number(t.at("share")) + mark_of(settings, "share." + name), bytes_of(bytes.dense),
+                    bytes_of(bytes.cold), std::to_string(pages.dense + pages.cold), number(t.at("cached_pages")),
                     bytes_of(t.at("limbo_bytes")), bytes_of(t.at("free_bytes"))});
   }
   std::vector<std::size_t> left = {0, 1};
@@ -85,27 +77,49 @@ std::string device_line(const Json& s) {
          bytes_of(health.at("held_bytes")) + " and " + bytes_of(health.at("overhead_bytes")) + " for its worker";
 }
 
-std::vector<Row> device_rows(const Json& s) {
+std::string watermarks_line(const Json& marks, const Json& settings) {
+  std::string out;
+  for (const auto& [key, text] : {std::pair("quantize_at", "quantize at "), std::pair("evict_at", ", evict at "),
+                                  std::pair("refuse_at", ", refuse at "), std::pair("relief", ", relief ")}) {
+    out += text + percent(marks.at(key)) + mark_of(settings, key);
+  }
+  return out;
+}
+
+// What a `*` in the tables means: which settings were changed live, and what the configuration says.
+std::string live_lines(const Json& settings) {
+  std::string out;
+  for (const Json& s : settings) {
+    if (!s.at("live").get<bool>()) continue;
+    const std::string key = s.at("key");
+    const auto shown = [&](const Json& value) {
+      if (key.rfind("quota.", 0) != 0) return value.dump();
+      return value == 0 ? std::string("the arena") : bytes_of(value);
+    };
+    out += "* " + key + " is " + shown(s.at("value")) +
+           " until kvqd restarts; configured: " + shown(s.at("configured")) + "\n";
+  }
+  return out.empty() ? out : "\n" + out;
+}
+
+std::vector<Row> device_rows(const Json& s, const Json& settings) {
   const Json& arena = s.at("arena");
-  const Json& marks = s.at("watermarks");
   const Json& transcodes = s.at("transcodes");
   const std::string draining = s.at("draining").get<bool>() ? ", draining" : "";
-  return {
-      {"device", device_line(s)},
-      {"pressure", s.at("level").get<std::string>() + draining},
-      {"arena", bytes_of(arena.at("bytes")) + " in slabs of " + bytes_of(arena.at("slab_bytes")) + ": " +
-                    number(arena.at("slabs_used")) + " used (" + part_of(arena.at("slabs_used"), arena.at("slabs")) +
-                    "), " + number(arena.at("slabs_free")) + " free, " + number(arena.at("slabs_reserved")) +
-                    " of these for transcodes only"},
-      {"watermarks", "quantize at " + percent(marks.at("quantize_at")) + ", evict at " + percent(marks.at("evict_at")) +
-                         ", refuse at " + percent(marks.at("refuse_at")) + ", relief " + percent(marks.at("relief"))},
-      {"transcodes", number(transcodes.at("done")) + " done (" + bytes_of(transcodes.at("bytes")) + "), " +
-                         number(transcodes.at("failed")) + " failed, " + number(transcodes.at("in_flight")) +
-                         " in flight"},
-      {"pages", number(s.at("dropped_pages")) + " dropped, " + number(s.at("limbo_slots")) + " slots in limbo"},
-      {"requests", number(s.at("parked_requests")) + " waiting for room, " + number(s.at("refusals")) + " refused"},
-      {"verified", verify_line(s.at("verify"))},
-      {"adopted", adopt_line(s.at("adopt"))}};
+  return {{"device", device_line(s)},
+          {"pressure", s.at("level").get<std::string>() + draining},
+          {"arena", bytes_of(arena.at("bytes")) + " in slabs of " + bytes_of(arena.at("slab_bytes")) + ": " +
+                        number(arena.at("slabs_used")) + " used (" +
+                        part_of(arena.at("slabs_used"), arena.at("slabs")) + "), " + number(arena.at("slabs_free")) +
+                        " free, " + number(arena.at("slabs_reserved")) + " of these for transcodes only"},
+          {"watermarks", watermarks_line(s.at("watermarks"), settings)},
+          {"transcodes", number(transcodes.at("done")) + " done (" + bytes_of(transcodes.at("bytes")) + "), " +
+                             number(transcodes.at("failed")) + " failed, " + number(transcodes.at("in_flight")) +
+                             " in flight"},
+          {"pages", number(s.at("dropped_pages")) + " dropped, " + number(s.at("limbo_slots")) + " slots in limbo"},
+          {"requests", number(s.at("parked_requests")) + " waiting for room, " + number(s.at("refusals")) + " refused"},
+          {"verified", verify_line(s.at("verify"))},
+          {"adopted", adopt_line(s.at("adopt"))}};
 }
 
 }  // namespace
@@ -121,24 +135,27 @@ std::string show_status(const Json& s) {
   const std::string kvqd =
       s.at("version").get<std::string>() + ", pid " + number(s.at("pid")) + ", up " + duration(s.at("uptime_ms"));
   std::vector<Row> head = {{"kvqd", kvqd}};
+  const std::string file = s.at("config_file");
+  head.push_back({"configuration", file.empty() ? "no file" : file});
+  const Json& settings = s.at("settings");
   for (const Json& absent : s.at("not_served")) {
     head.push_back({"not served", "DEGRADED: " + absent.at("text").get<std::string>()});
   }
   if (!s.contains("devices")) {
-    std::vector<Row> rows = device_rows(s);
+    std::vector<Row> rows = device_rows(s, settings);
     rows.insert(rows.begin(), head.begin(), head.end());
     rows.push_back({"sessions", number(s.at("sessions")) + " on " + number(s.at("connections")) + " connections"});
-    return table(rows, {0, 1}) + "\n" + tenants_table(s.at("tenants"));
+    return table(rows, {0, 1}) + "\n" + tenants_table(s.at("tenants"), settings) + live_lines(settings);
   }
   head.push_back({"sessions", number(s.at("sessions")) + " on " + number(s.at("devices").size()) + " devices, by " +
                                   number(s.at("connections")) + " connections"});
   std::string out = table(head, {0, 1});
   for (const Json& device : s.at("devices")) {
-    std::vector<Row> rows = device_rows(device);
+    std::vector<Row> rows = device_rows(device, settings);
     rows.push_back({"sessions", number(device.at("sessions"))});
-    out += "\n" + table(rows, {0, 1}) + "\n" + tenants_table(device.at("tenants"));
+    out += "\n" + table(rows, {0, 1}) + "\n" + tenants_table(device.at("tenants"), settings);
   }
-  return out;
+  return out + live_lines(settings);
 }
 
 std::string show_sessions(const Json& document) {
@@ -196,14 +213,18 @@ std::string show_quantize(const Json& r) {
 
 std::string show_set(const Json& changed) {
   std::string out;
+  if (changed.at("dry_run").get<bool>()) out += "nothing is changed; it would be:\n";
   for (const auto& [key, value] : changed.items()) {
+    if (key == "dry_run" || key == "saved") continue;
     out += key + " = " +
            (value.is_string()      ? value.get<std::string>()
             : key == "quota_bytes" ? bytes_of(value)
                                    : value.dump()) +
            "\n";
   }
-  return out;
+  if (!changed.contains("saved")) return out;
+  const std::string line = changed.at("saved").at("line"), file = changed.at("saved").at("file");
+  return out + (line.empty() ? file + " says that already\n" : "in " + file + ": " + line + "\n");
 }
 
 std::string show_drain(const Json& r) {

@@ -10,7 +10,10 @@
 #include <thread>
 
 #include "tools/kvqctl/admin_client.h"
+#include "tools/kvqctl/content_tables.h"
 #include "tools/kvqctl/doctor.h"
+#include "tools/kvqctl/exec_bench.h"
+#include "tools/kvqctl/save.h"
 #include "tools/kvqctl/tables.h"
 #include "tools/kvqctl/top.h"
 
@@ -63,6 +66,21 @@ void evict(const Options& o, AdminClient& admin) {
     return print(o, report.dump(), show_evict);
   }
   throw Failure(kRefused, "there is no session " + std::to_string(o.session) + "; kvqctl sessions lists them");
+}
+
+// The change is made first, so that it holds whatever becomes of the file.
+void set(const Options& o, AdminClient& admin) {
+  Json report = Json::parse(admin.set(o.key, o.value, o.dry_run));
+  if (!o.save) return print(o, report.dump(), show_set);
+  try {
+    const Saved saved = save_setting(Json::parse(admin.status()), o.key, o.value, o.dry_run);
+    report["saved"] = {{"file", saved.file}, {"line", saved.line}};
+  } catch (const Failure& failure) {
+    throw Failure(
+        failure.exit_code,
+        std::string(failure.what()) + (o.dry_run ? "" : "; " + o.key + " = " + o.value + " holds until kvqd restarts"));
+  }
+  print(o, report.dump(), show_set);
 }
 
 void drain(const Options& o, AdminClient& admin) {
@@ -123,6 +141,7 @@ void run_verb(const std::string& verb, const Options& o) {
   if (verb == "top") return top({socket_of(o), o.interval_s, !o.no_color});
   if (verb == "events") return events(o);
   if (verb == "doctor") return doctor(o);
+  if (verb == "bench") exec_bench(o);
   AdminClient admin(socket_of(o));
   if (verb == "status")
     return watch(
@@ -136,8 +155,14 @@ void run_verb(const std::string& verb, const Options& o) {
   if (verb == "pages")
     return watch(
         o, admin, [&] { return admin.pages(o.tenant, o.device, o.limit); }, show_pages);
+  if (verb == "sequences")
+    return watch(
+        o, admin, [&] { return admin.sequences(o.tenant, o.session, o.device, o.limit); }, show_sequences);
+  if (verb == "prefix")
+    return watch(
+        o, admin, [&] { return admin.prefix(o.tenant, o.device, o.limit); }, show_prefix);
   if (verb == "quantize") return print(o, admin.quantize(o.tenant, o.idle_ms, o.dry_run), show_quantize);
-  if (verb == "set") return print(o, admin.set(o.key, o.value), show_set);
+  if (verb == "set") return set(o, admin);
   if (verb == "evict-session") return evict(o, admin);
   if (verb == "verify") return verify(o, admin);
   drain(o, admin);
