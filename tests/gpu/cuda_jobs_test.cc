@@ -5,8 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <thread>
+
+#include "kernels/host_kernels.h"
+#include "kernels/logit_noise.h"
 
 // --- what the code under test is linked with in place of CUDA ---
 
@@ -16,7 +20,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-bool in_mps = false;
+bool in_mps = false, reads_fail = false;
 constexpr auto kBatchTakes = 200us;
 
 struct Launch {
@@ -75,6 +79,10 @@ Result<const Driver*> driver() {
     d.device_get_attribute = set_attribute;
     d.stream_create_with_priority = [](CUstream*, unsigned, int) { return CUDA_SUCCESS; };
     d.stream_destroy = [](CUstream) { return CUDA_SUCCESS; };
+    d.memcpy_dtoh = [](void* to, CUdeviceptr from, std::size_t bytes) {
+      std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+      return reads_fail ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+    };
     return d;
   }();
   return &fake;
@@ -105,9 +113,8 @@ class CudaJobsTest : public ::testing::Test {
     auto opened = CudaContext::open("", why_not);
     ASSERT_TRUE(opened) << why_not;
     context = std::move(*opened);
-    static std::byte memory[1];
-    auto made =
-        CudaJobs::create(*context, [](std::uint64_t at, std::uint64_t) { return at == kWild ? nullptr : memory; });
+    auto made = CudaJobs::create(
+        *context, [this](std::uint64_t at, std::uint64_t) { return at == kWild ? nullptr : memory.data() + at; });
     ASSERT_TRUE(made);
     jobs = std::move(*made);
     ModelGeometry geometry;  // pages of 8 MiB
@@ -130,6 +137,7 @@ class CudaJobsTest : public ::testing::Test {
       EXPECT_TRUE(busy);
       for (const JobDone& d : done) {
         EXPECT_TRUE(codes.emplace(d.id, d.code).second) << "job " << d.id << " is answered twice";
+        noise[d.id] = d.noise;
       }
       if (!*busy) return true;
       ++looks;
@@ -143,9 +151,11 @@ class CudaJobsTest : public ::testing::Test {
   }
 
   static constexpr std::uint64_t kWild = 77;
+  std::vector<std::byte> memory = std::vector<std::byte>(1 << 16);  // read by who measures alone
   std::unique_ptr<CudaContext> context;
   std::unique_ptr<CudaJobs> jobs;
   std::map<std::uint64_t, Errc> codes;
+  std::map<std::uint64_t, float> noise;
   std::uint64_t last_id = 0;
   int looks = 0;
 };
@@ -159,6 +169,49 @@ TEST_F(CudaJobsTest, WhatWaitsTogetherGoesInOneBurstEachKindInABatchOfItsOwn) {
   EXPECT_LT(since(begin), 90ms) << "no pause between its batches, though tickets are fewer";
   EXPECT_EQ(FakeTranscoder::launches.size(), 6u);
   EXPECT_EQ(codes.size(), last_id);
+}
+
+TEST_F(CudaJobsTest, AMeasuredLayerIsReadBackAndComparedAndNoOther) {
+  start(false);
+  ModelGeometry g;
+  g.layers = 2;
+  g.layer[0] = g.layer[1] = {1, 64, Dtype::fp16, 0};
+  jobs->add_model(1, g);
+  const PageLayout dense = make_layout(g, Format::dense), cold = make_layout(g, Format::int4);
+  auto* values = reinterpret_cast<std::uint16_t*>(memory.data());
+  for (std::size_t i = 0; i < dense.page_bytes / 2; ++i) values[i] = static_cast<std::uint16_t>(0x3c00 + 37 * i % 999);
+  const std::uint64_t destination = dense.page_bytes;
+  ASSERT_LE(destination + cold.page_bytes, memory.size());
+  ASSERT_TRUE(transcode_page(g, dense, memory.data(), cold, memory.data() + destination));
+  const auto job = [&](std::uint16_t measured, Format to) {
+    return Job{.id = ++last_id,
+               .model = 1,
+               .from = Format::dense,
+               .to = to,
+               .measured = measured,
+               .destination_bytes = destination};
+  };
+  jobs->submit(
+      std::vector<Job>{job(kNoLayer, Format::int4), job(1, Format::int4), job(2, Format::int4), job(1, Format::none)});
+  ASSERT_TRUE(finish());
+  const float expected = logit_noise(g.layer[1], dense.layer[1], memory.data() + dense.layer[1].offset_bytes,
+                                     cold.layer[1], memory.data() + destination + cold.layer[1].offset_bytes);
+  EXPECT_GT(expected, 0);
+  EXPECT_EQ(noise,
+            (std::map<std::uint64_t, float>{{1, kNotMeasured}, {2, expected}, {3, kNotMeasured}, {4, kNotMeasured}}));
+}
+
+TEST_F(CudaJobsTest, AReadThatFailsIsALostContext) {
+  start(false);
+  memory.resize(16 << 20);
+  jobs->submit(std::vector<Job>{{.id = 1, .from = Format::dense, .to = Format::int4, .measured = 0}});
+  cuda::reads_fail = true;
+  std::vector<JobDone> done;
+  Result<bool> busy = true;
+  for (const auto end = Clock::now() + 5s; busy && *busy && Clock::now() < end;) busy = jobs->poll(done);
+  cuda::reads_fail = false;
+  ASSERT_FALSE(busy);
+  EXPECT_EQ(busy.error().code, Errc::context_lost);
 }
 
 TEST_F(CudaJobsTest, TheNextBurstWaitsForItsTimeAndTheWorkerSleepsMeanwhile) {

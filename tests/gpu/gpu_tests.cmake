@@ -47,7 +47,7 @@ gtest_discover_tests(kvqd_gpu_test PROPERTIES LABELS unit)
 # The worker's jobs over a driver that the test makes up; runs everywhere.
 add_executable(cuda_jobs_test tests/gpu/cuda_jobs_test.cc daemon/gpu/cuda_context.cc daemon/gpu/cuda_jobs.cc daemon/gpu/nvml.cc)
 target_include_directories(cuda_jobs_test PRIVATE ${CMAKE_SOURCE_DIR})
-target_link_libraries(cuda_jobs_test kvq_contract CUDA::cudart_static GTest::gtest_main)
+target_link_libraries(cuda_jobs_test kvq_contract kvq_kernels CUDA::cudart_static GTest::gtest_main)
 gtest_discover_tests(cuda_jobs_test PROPERTIES LABELS unit)
 # Benchmarks.
 kvq_gpu_test(kvq_bench_gpu_attend
