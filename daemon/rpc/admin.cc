@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "daemon/rpc/admin_room.h"
 #include "daemon/rpc/event_report.h"
 #include "daemon/rpc/report.h"
 #include "daemon/rpc/setting.h"
@@ -151,6 +152,24 @@ class AdminServer final : public wire::Admin::Server {
     return kj::READY_NOW;
   }
 
+  kj::Promise<void> evict(EvictContext context) override {
+    auto results = context.getResults();
+    const auto params = context.getParams();
+    Where where;
+    if (!find(params.getTenant().cStr(), where, results.initStatus())) return kj::READY_NOW;
+    results.setJson(text(evict_cached(parts_.devices, where, params.getIdleMs(), params.getDryRun())));
+    return kj::READY_NOW;
+  }
+
+  kj::Promise<void> compact(CompactContext context) override {
+    auto results = context.getResults();
+    const auto params = context.getParams();
+    Where where;
+    if (!find(params.getTenant().cStr(), where, results.initStatus())) return kj::READY_NOW;
+    results.setJson(text(compact_slabs(parts_.devices, where, params.getDryRun())));
+    return kj::READY_NOW;
+  }
+
   // What one store takes, the next does, too: their watermarks are the same, and a tenant is changed where it is.
   kj::Promise<void> set(SetContext context) override {
     auto results = context.getResults();
@@ -230,8 +249,7 @@ class AdminServer final : public wire::Admin::Server {
   }
 
  private:
-  // The devices that have a tenant, and its id there; nothing for all tenants.
-  using Where = std::vector<std::pair<ServedDevice*, std::optional<TenantId>>>;
+  using Where = TenantOnDevices;
 
   static void append(Json& list, const Json& more, const ServedDevice& device) {
     for (const Json& entry : more) {

@@ -143,6 +143,25 @@ std::string AdminClient::set(const std::string& key, const std::string& value) {
   return response.getJson().cStr();
 }
 
+std::string AdminClient::evict(const std::string& tenant, std::uint64_t idle_ms, bool dry_run) {
+  auto request = wire_->admin.evictRequest();
+  request.setTenant(tenant);
+  request.setIdleMs(idle_ms);
+  request.setDryRun(dry_run);
+  auto response = wire_->send(kj::mv(request));
+  Wire::require_ok(response.getStatus());
+  return response.getJson().cStr();
+}
+
+std::string AdminClient::compact(const std::string& tenant, bool dry_run) {
+  auto request = wire_->admin.compactRequest();
+  request.setTenant(tenant);
+  request.setDryRun(dry_run);
+  auto response = wire_->send(kj::mv(request));
+  Wire::require_ok(response.getStatus());
+  return response.getJson().cStr();
+}
+
 std::string AdminClient::drain(std::uint32_t deadline_ms) {
   auto request = wire_->admin.drainRequest();
   request.setDeadlineMs(deadline_ms);
