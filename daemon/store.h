@@ -211,6 +211,13 @@ std::optional<KeptArena> kept_arena(const Kept& kept);
 struct QuantizeReport {
   std::uint64_t pages = 0, bytes_before = 0, bytes_after = 0;
 };
+struct DropReport {
+  std::uint64_t pages = 0, bytes = 0;
+};
+struct CompactReport {
+  std::uint64_t pages = 0, bytes = 0;  // that move
+  std::uint64_t slabs = 0;             // that get empty by it
+};
 
 class Store {
  public:
@@ -291,6 +298,12 @@ class Store {
   // Marks sealed dense pages idle for `idle_ms` (of one tenant or all) for transcoding in the coming ticks.
   virtual QuantizeReport quantize(std::optional<TenantId> id, std::uint64_t idle_ms, bool dry_run,
                                   std::uint64_t now_ms) = 0;
+  // Marks cached pages idle for `idle_ms` to be dropped in the coming ticks, children before their parents. One that is
+  // held or used until then stays.
+  virtual DropReport drop_cached(std::optional<TenantId> id, std::uint64_t idle_ms, bool dry_run,
+                                 std::uint64_t now_ms) = 0;
+  // Marks slabs whose pages fit into others to be emptied in the coming ticks.
+  virtual CompactReport compact(std::optional<TenantId> id, bool dry_run, std::uint64_t now_ms) = 0;
 
   // Starts to compare every sealed page (of one tenant or all) with its checksum, in the coming ticks; status().verify
   // tells how far it is. A pass that runs goes on, and what is new is added.

@@ -46,7 +46,7 @@ struct StoreCounts {
   std::uint64_t transcodes[kFormatCount][kFormatCount] = {};  // pages, by format before and after; equal: moved
   std::uint64_t transcode_failures = 0;
   std::uint64_t transcode_bytes = 0;  // written
-  std::uint64_t drops = 0;            // cached pages that made room
+  std::uint64_t drops = 0;            // cached pages that made room, or were not wanted any more
   std::uint64_t refusals = 0;         // requests for pages that were not met
   std::uint64_t commands_refused = 0;
   std::uint64_t slabs_created = 0, slabs_destroyed = 0;

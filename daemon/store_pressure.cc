@@ -118,7 +118,7 @@ Snapshot StoreState::snapshot() const {
     TenantView& view = out.tenants[i];
     const Tenant& t = *tenants_[i];
     const bool drops = out.need.evict_bytes > 0 || view.need.evict_bytes > 0 || view.need_ids > 0;
-    if (!arena_short && view.need.quantize_bytes == 0 && !drops) continue;
+    if (!arena_short && view.need.quantize_bytes == 0 && !drops && t.emptying.empty()) continue;
     std::map<std::uint16_t, std::uint64_t> room;  // by model: cold slots that can be had
     list_dense(t, VictimList::idle, room, view.idle);
     list_dense(t, VictimList::running, room, view.running);
@@ -201,35 +201,52 @@ void StoreState::list_cached(const Tenant& t, std::vector<Victim>& out) const {
   }
 }
 
-// For each of the tenant's layouts the emptiest slab, when its pages fit into others that hold pages, and all can move.
+// Free slots of the slabs of its layout that hold pages, its own left out.
+std::uint64_t StoreState::room_beside(const Tenant& t, SlabId slab) const {
+  std::uint64_t slots = 0;
+  for (std::uint32_t i = 0; i < pool_.size(); ++i) {
+    const Slab& s = pool_.slab(SlabId{i});
+    const bool same = s.tenant == t.id && s.layout == pool_.slab(slab).layout && SlabId{i} != slab;
+    if (same && s.state == SlabState::ready && s.live > 0) slots += s.free_slots();
+  }
+  return slots;
+}
+
+// What has to move for `slab` to get empty; nothing when a page of it has to stay or finds no room in the others. Some
+// may be on their way once it has `begun`.
+std::optional<MergeView> StoreState::merge_of(const Tenant& t, SlabId slab, bool begun) const {
+  MergeView merge{slab, {}, room_beside(t, slab)};
+  for (PageId page : pool_.slab(slab).page) {
+    if (page == kNullPage) continue;
+    const PageRecord& r = t.pages->record(page);
+    const PageUse& u = t.pages->use(page);
+    // A transcode's destination is listed under the page that moves in; such a slab is filling, not emptying.
+    if (r.slab != slab || u.immobile > 0 || u.failures >= kMaxFailures) return std::nullopt;
+    if (begun && r.state == PageState::transcoding) continue;
+    if (r.state != PageState::sealed) return std::nullopt;
+    merge.pages.push_back(page);
+  }
+  if (merge.pages.size() > merge.free_elsewhere) return std::nullopt;
+  return merge;
+}
+
+// For each of the tenant's layouts the emptiest slab, or the one that an operator wants to be empty.
 void StoreState::list_merges(const Tenant& t, TenantView& view) const {
-  struct Emptiest {
-    SlabId slab;
-    std::uint32_t free_slots;  // of all slabs of the layout that hold pages
-  };
-  std::map<LayoutId, Emptiest> emptiest;
+  std::map<LayoutId, SlabId> emptiest;
   for (std::uint32_t i = 0; i < pool_.size(); ++i) {
     const Slab& s = pool_.slab(SlabId{i});
     if (s.state != SlabState::ready || s.tenant != t.id || s.live == 0) continue;
-    Emptiest& e = emptiest.try_emplace(s.layout, Emptiest{SlabId{i}, 0}).first->second;
-    e.free_slots += s.free_slots();
-    if (s.live < pool_.slab(e.slab).live) e.slab = SlabId{i};
+    SlabId& slab = emptiest.try_emplace(s.layout, SlabId{i}).first->second;
+    if (s.live < pool_.slab(slab).live) slab = SlabId{i};
   }
-  for (const auto& [layout, e] : emptiest) {
-    const SlabId emptied = e.slab;  // a lambda may not take it out of the pair
-    const Slab& s = pool_.slab(emptied);
-    MergeView merge{emptied, {}, e.free_slots - s.free_slots()};
-    if (s.live > merge.free_elsewhere) continue;
-    const bool movable = std::all_of(s.page.begin(), s.page.end(), [&](PageId page) {
-      if (page == kNullPage) return true;
-      // A transcode's destination is listed under the page that moves in; such a slab is filling, not emptying.
-      const PageRecord& r = t.pages->record(page);
-      return r.state == PageState::sealed && t.pages->use(page).immobile == 0 && r.slab == emptied;
-    });
-    if (!movable) continue;
-    std::copy_if(s.page.begin(), s.page.end(), std::back_inserter(merge.pages),
-                 [](PageId p) { return p != kNullPage; });
-    view.merges.push_back(std::move(merge));
+  std::optional<SlabId> asked;
+  if (!t.emptying.empty()) asked = t.emptying.front().slab;
+  if (asked) emptiest[pool_.slab(*asked).layout] = *asked;
+  for (const auto& [layout, slab] : emptiest) {
+    std::optional<MergeView> merge = merge_of(t, slab, slab == asked);
+    if (!merge) continue;
+    merge->asked = slab == asked;
+    view.merges.push_back(std::move(*merge));
   }
 }
 
@@ -280,50 +297,6 @@ bool StoreState::drop_page(Tenant& t, PageId page) {
   kill_point(KillPoint::page_dropped);
   ++counts_.drops;
   return true;
-}
-
-QuantizeReport StoreState::quantize(std::optional<TenantId> id, std::uint64_t idle_ms, bool dry_run,
-                                    std::uint64_t now_ms) {
-  now_ms_ = std::max(now_ms_, now_ms);
-  QuantizeReport report;
-  for (auto& t : tenants_) {
-    if (id && t->id != *id) continue;
-    if (!dry_run) t->asked.clear();
-    for (VictimList list : {VictimList::idle, VictimList::running}) {
-      if (list == VictimList::running && idle_ms > 0) continue;  // their sequences run: not idle
-      for (PageId page = t->pages->first_victim(list); page != kNullPage; page = t->pages->next_victim(list, page)) {
-        const PageRecord& r = t->pages->record(page);
-        if (now_ms_ - r.last_use_ms < idle_ms) break;  // the list is by last use
-        ++report.pages;
-        report.bytes_before += layouts_->layout(r.model, Format::dense).page_bytes;
-        report.bytes_after += layouts_->layout(r.model, config_.cold_format).page_bytes;
-        if (!dry_run) t->asked.emplace_back(page, r.generation);
-      }
-    }
-  }
-  if (!dry_run) log("event=quantize_asked pages=" + std::to_string(report.pages));
-  return report;
-}
-
-void StoreState::quantize_asked(TickReport& report) {
-  for (auto& t : tenants_) {
-    std::vector<Action> actions;
-    while (!t->asked.empty() && actions.size() < config_.actions_per_tick) {
-      const auto [page, generation] = t->asked.front();
-      t->asked.pop_front();
-      if (t->pages->record(page).generation != generation || t->pages->quantize_list(page) == VictimList::none)
-        continue;
-      actions.push_back({ActionKind::transcode, t->id, page, SlabId{}});
-    }
-    carry_out(actions, report);
-    // Those that found no slot wait for a slab that is being mapped; without one they are given up.
-    for (const Action& a : actions) {
-      const PageRecord& r = t->pages->record(a.page);
-      if (r.state == PageState::sealed && pool_.creating_slots(t->id, Layouts::id(r.model, config_.cold_format)) > 0) {
-        t->asked.emplace_back(a.page, r.generation);
-      }
-    }
-  }
 }
 
 }  // namespace kvq

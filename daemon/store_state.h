@@ -71,6 +71,9 @@ class StoreState final : public Store {
   PrefixStatus prefix(std::optional<TenantId> tenant, std::uint32_t limit, std::uint64_t now_ms) const override;
   QuantizeReport quantize(std::optional<TenantId> id, std::uint64_t idle_ms, bool dry_run,
                           std::uint64_t now_ms) override;
+  DropReport drop_cached(std::optional<TenantId> id, std::uint64_t idle_ms, bool dry_run,
+                         std::uint64_t now_ms) override;
+  CompactReport compact(std::optional<TenantId> id, bool dry_run, std::uint64_t now_ms) override;
   void verify(std::optional<TenantId> id) override;
   void check_invariants() const override;
 
@@ -85,6 +88,12 @@ class StoreState final : public Store {
   struct Unpublished {
     SlotRef slot;
     std::uint64_t publication;
+  };
+
+  // A slab that an operator wants to be empty, and which one of those that have had its place.
+  struct Emptying {
+    SlabId slab;
+    std::uint64_t serial;
   };
 
   // Why a wish for credits is not met.
@@ -106,6 +115,9 @@ class StoreState final : public Store {
     std::deque<PendingSeal> seals;
     std::vector<SessionId> sessions;
     std::deque<std::pair<PageId, std::uint16_t>> asked;      // operators want these quantized: page and generation
+    std::deque<std::pair<PageId, std::uint16_t>> unwanted;   // and these dropped, unless they are used after
+    std::uint64_t unwanted_until_ms = 0;                     // this
+    std::deque<Emptying> emptying;                           // one after the other
     std::deque<std::pair<PageId, std::uint16_t>> unchecked;  // sealed and without a checksum yet
     std::deque<std::pair<PageId, std::uint16_t>> verify;     // to be compared with their checksums
     PressureLevel level = PressureLevel::calm;               // of its quota
@@ -291,13 +303,21 @@ class StoreState final : public Store {
                   std::vector<Victim>& out) const;
   std::uint64_t cold_room(const Tenant& t, std::uint16_t model) const;
   void list_cached(const Tenant& t, std::vector<Victim>& out) const;
+  std::uint64_t room_beside(const Tenant& t, SlabId slab) const;
+  std::optional<MergeView> merge_of(const Tenant& t, SlabId slab, bool begun) const;
   void list_merges(const Tenant& t, TenantView& view) const;
   bool has_cut_off_reader(const Tenant& t) const;
   void carry_out(const std::vector<Action>& actions, TickReport& report);
   bool drop_page(Tenant& t, PageId page);
-  void quantize_asked(TickReport& report);
   std::uint64_t coming_bytes(const Tenant& t) const;
   std::uint64_t kept_bytes(const Tenant& t) const;
+
+  // store_asked.cc
+  void quantize_asked(TickReport& report);
+  void list_unwanted(const Tenant& t, std::uint64_t until_ms, std::vector<PageId>& out) const;
+  void drop_unwanted(TickReport& report);
+  void list_emptied(const Tenant& t, std::vector<SlabId>& out) const;
+  void settle_emptying();
 
   // store_tick.cc
   void serve_wishes(TickReport& report);

@@ -34,8 +34,10 @@ TickReport StoreState::tick(std::uint64_t now_ms) {
   make_slabs(report);
   measure_pressure();
   note_wishes();
+  settle_emptying();
   carry_out(plan(snapshot()), report);
   quantize_asked(report);
+  drop_unwanted(report);
   start_checks();
   submit_jobs();
   fill_targets(report);
@@ -182,7 +184,8 @@ bool StoreState::is_busy() const {
   if (device_.published() != device_.publications()) return true;
   for (const auto& t : tenants_) {
     if (t->limbo.size() > 0 || !t->retiring.empty() || (device_.has_mirrors() && !t->mirror_kept) ||
-        !t->seals.empty() || !t->asked.empty() || !t->unchecked.empty() || t->obstacle != Obstacle::none)
+        !t->seals.empty() || !t->asked.empty() || !t->unwanted.empty() || !t->emptying.empty() ||
+        !t->unchecked.empty() || t->obstacle != Obstacle::none)
       return true;
   }
   for (std::uint32_t i = 0; i < pool_.size(); ++i) {

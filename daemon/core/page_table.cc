@@ -9,8 +9,6 @@
 namespace kvq {
 namespace {
 
-constexpr std::uint8_t kMaxFailures = 3;  // transcodes of one page that may fail in a row before it is left alone
-
 constexpr std::uint8_t bit(PageState s) { return static_cast<std::uint8_t>(1u << static_cast<unsigned>(s)); }
 
 // kEdges[from]: the states that may follow.

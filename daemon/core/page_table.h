@@ -44,6 +44,8 @@ inline constexpr std::uint16_t kPageTurnsCold = 16;    // a job rewrites it in t
 inline constexpr std::uint16_t kPageSealPrivate = 32;  // while sealing: it gets no name
 inline constexpr std::uint16_t kPageFlags = 63;        // all that exist
 
+inline constexpr std::uint8_t kMaxFailures = 3;  // transcodes of one page in a row, before it is left alone
+
 // Durable: lies in a daemon-private memfd (shm/table_file.h). All zero: a free page.
 struct alignas(32) PageRecord {
   Key key;

@@ -69,7 +69,7 @@ class Planner {
   // slab.
   void merge(Payer& p) {
     for (const MergeView& m : p.view->merges) {
-      if (!wants_room(p) || m.pages.empty() || m.pages.size() > m.free_elsewhere) continue;
+      if ((!m.asked && !wants_room(p)) || m.pages.empty() || m.pages.size() > m.free_elsewhere) continue;
       const bool touched = std::any_of(m.pages.begin(), m.pages.end(), [&](PageId page) { return acted_on(p, page); });
       if (touched) continue;
       for (PageId page : m.pages) {

@@ -32,11 +32,12 @@ struct Victim {
   std::uint64_t gain_bytes;
 };
 
-// A slab that compaction could empty: the emptiest of its layout, all its pages sealed and movable.
+// A slab that compaction could empty, and those of its pages that are still to move.
 struct MergeView {
   SlabId slab;
   std::vector<PageId> pages;
-  std::uint32_t free_elsewhere;  // free slots in other ready slabs of the layout
+  std::uint64_t free_elsewhere;  // free slots in other ready slabs of the layout
+  bool asked = false;            // by an operator: whether or not room is needed
 };
 
 struct EmptySlab {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "daemon/rpc/admin_room.h"
 #include "daemon/rpc/event_report.h"
 #include "daemon/rpc/lists.h"
 #include "daemon/rpc/reply.h"
@@ -148,6 +149,24 @@ class AdminServer final : public wire::Admin::Server {
                                    " idle_ms=" + std::to_string(params.getIdleMs()));
     }
     results.setJson(text(report_quantize(sum, dry_run)));
+    return kj::READY_NOW;
+  }
+
+  kj::Promise<void> evict(EvictContext context) override {
+    auto results = context.getResults();
+    const auto params = context.getParams();
+    Where where;
+    if (!find(params.getTenant().cStr(), where, results.initStatus())) return kj::READY_NOW;
+    results.setJson(text(evict_cached(parts_.devices, where, params.getIdleMs(), params.getDryRun())));
+    return kj::READY_NOW;
+  }
+
+  kj::Promise<void> compact(CompactContext context) override {
+    auto results = context.getResults();
+    const auto params = context.getParams();
+    Where where;
+    if (!find(params.getTenant().cStr(), where, results.initStatus())) return kj::READY_NOW;
+    results.setJson(text(compact_slabs(parts_.devices, where, params.getDryRun())));
     return kj::READY_NOW;
   }
 

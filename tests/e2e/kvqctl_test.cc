@@ -82,6 +82,19 @@ TEST_F(Kvqctl, QuantizeSaysWhatItDoes) {
   EXPECT_NE(ctl({"quantize", "--dry-run"}).out.find("would quantize 0 pages"), std::string::npos);
 }
 
+TEST_F(Kvqctl, EvictAndCompactSayWhatTheyDo) {
+  EXPECT_EQ(document({"evict", "--dry-run", "--idle", "100"}),
+            json::parse(R"({"dry_run": true, "pages": 0, "bytes": 0})"));
+  EXPECT_EQ(document({"evict", "--tenant", "alpha"})["dry_run"], false);
+  EXPECT_EQ(ctl({"evict"}).out, "dropping 0 cached pages: 0 B\n");
+  EXPECT_EQ(document({"compact", "--dry-run"}),
+            json::parse(R"({"dry_run": true, "pages": 0, "bytes": 0, "slabs": 0})"));
+  EXPECT_EQ(ctl({"compact", "--tenant", "beta", "--dry-run"}).out, "would move 0 pages (0 B), which empties 0 slabs\n");
+  EXPECT_EQ(ctl({"events"}).out.find("event=compact_asked"), std::string::npos) << "a dry run is no event";
+  expect_failure({"evict", "--tenant", "gamma"}, 1, "known: alpha, beta");
+  expect_failure({"compact", "--tenant", "gamma"}, 1, "known: alpha, beta");
+}
+
 TEST_F(Kvqctl, SettingsTakeEffectAtOnce) {
   EXPECT_EQ(document({"set", "quantize_at", "0.4"})["quantize_at"], 0.4);
   EXPECT_EQ(document({"set", "quota.alpha", "4MiB"})["quota_bytes"], 4 << 20);

@@ -164,5 +164,52 @@ TEST(Admin, DrainEndsAtItsDeadline) {
   h.wait(h.server->drained());
 }
 
+template <typename Request>
+json answer(Harness& h, Request&& request) {
+  auto response = h.wait(send(kj::mv(request)));
+  EXPECT_EQ(response.getStatus().getCode(), 0) << response.getStatus().getMessage().cStr();
+  return json::parse(response.getJson().cStr());
+}
+
+TEST(Admin, EvictAsksForWhatIsCachedOfATenantOrOfAll) {
+  Harness h(own_uid());
+  h.store.add_tenant({.name = "alpha"});
+  Client client = h.connect();
+  auto admin = admin_of(h, client);
+  auto dry = admin.evictRequest();
+  dry.setIdleMs(70);
+  dry.setDryRun(true);
+  EXPECT_EQ(answer(h, kj::mv(dry)), json::parse(R"({"dry_run": true, "pages": 5, "bytes": 500})"));
+  EXPECT_FALSE(h.logged("evict_asked"));
+  const std::uint64_t ticks = h.store.ticks;
+  auto request = admin.evictRequest();
+  request.setTenant("alpha");
+  EXPECT_EQ(answer(h, kj::mv(request))["dry_run"], false);
+  EXPECT_TRUE(h.logged("event=evict_asked pages=5 bytes=500 idle_ms=0"));
+  EXPECT_EQ(h.store.calls, (std::vector<std::string>{"drop_cached all 70 dry", "drop_cached 1 0"}));
+  h.until([&] { return h.store.ticks > ticks; });
+  auto unknown = admin.evictRequest();
+  unknown.setTenant("beta");
+  EXPECT_EQ(h.wait(send(kj::mv(unknown))).getStatus().getCode(), static_cast<int>(Errc::invalid_argument));
+}
+
+TEST(Admin, CompactAsksForSlabsOfATenantOrOfAll) {
+  Harness h(own_uid());
+  h.store.add_tenant({.name = "alpha"});
+  Client client = h.connect();
+  auto admin = admin_of(h, client);
+  auto dry = admin.compactRequest();
+  dry.setTenant("alpha");
+  dry.setDryRun(true);
+  EXPECT_EQ(answer(h, kj::mv(dry)), json::parse(R"({"dry_run": true, "pages": 4, "bytes": 400, "slabs": 2})"));
+  EXPECT_FALSE(h.logged("compact_asked"));
+  EXPECT_EQ(answer(h, admin.compactRequest())["slabs"], 2);
+  EXPECT_TRUE(h.logged("event=compact_asked pages=4 bytes=400 slabs=2"));
+  EXPECT_EQ(h.store.calls, (std::vector<std::string>{"compact 1 dry", "compact all"}));
+  auto unknown = admin.compactRequest();
+  unknown.setTenant("beta");
+  EXPECT_EQ(h.wait(send(kj::mv(unknown))).getStatus().getCode(), static_cast<int>(Errc::invalid_argument));
+}
+
 }  // namespace
 }  // namespace kvq

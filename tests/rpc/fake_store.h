@@ -263,6 +263,15 @@ class FakeStore final : public Store {
     calls.push_back(dry_run ? "quantize dry" : "quantize");
     return {3, 300, 90};
   }
+  DropReport drop_cached(std::optional<TenantId> tenant, std::uint64_t idle_ms, bool dry_run, std::uint64_t) override {
+    calls.push_back("drop_cached " + (tenant ? std::to_string(raw(*tenant)) : "all") + " " + std::to_string(idle_ms) +
+                    (dry_run ? " dry" : ""));
+    return {5, 500};
+  }
+  CompactReport compact(std::optional<TenantId> tenant, bool dry_run, std::uint64_t) override {
+    calls.push_back("compact " + (tenant ? std::to_string(raw(*tenant)) : "all") + (dry_run ? " dry" : ""));
+    return {4, 400, 2};
+  }
   void check_invariants() const override {}
 
  private:

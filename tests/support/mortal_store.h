@@ -151,6 +151,13 @@ class MortalStore final : public Store {
                           std::uint64_t now_ms) override {
     return store_->quantize(id, idle_ms, dry_run, now_ms);
   }
+  DropReport drop_cached(std::optional<TenantId> id, std::uint64_t idle_ms, bool dry_run,
+                         std::uint64_t now_ms) override {
+    return store_->drop_cached(id, idle_ms, dry_run, now_ms);
+  }
+  CompactReport compact(std::optional<TenantId> id, bool dry_run, std::uint64_t now_ms) override {
+    return store_->compact(id, dry_run, now_ms);
+  }
   void verify(std::optional<TenantId> id) override { store_->verify(id); }
   void check_invariants() const override { store_->check_invariants(); }
 

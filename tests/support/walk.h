@@ -312,9 +312,15 @@ class Walk {
   }
 
   void admin() {
-    switch (below(3)) {
+    switch (below(5)) {
       case 0:
         node_.store->quantize(std::nullopt, below(20), below(2) == 0, node_.now_ms);
+        break;
+      case 3:
+        node_.store->drop_cached(tenants_[below(2)], below(200), below(2) == 0, node_.now_ms);
+        break;
+      case 4:
+        node_.store->compact(std::nullopt, below(4) == 0, node_.now_ms);
         break;
       case 1: {
         Watermarks w;

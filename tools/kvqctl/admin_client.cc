@@ -176,6 +176,15 @@ std::string AdminClient::evict(const std::string& tenant, std::uint64_t idle_ms,
   return response.getJson().cStr();
 }
 
+std::string AdminClient::compact(const std::string& tenant, bool dry_run) {
+  auto request = wire_->admin.compactRequest();
+  request.setTenant(tenant);
+  request.setDryRun(dry_run);
+  auto response = wire_->send(kj::mv(request));
+  Wire::require_ok(response.getStatus());
+  return response.getJson().cStr();
+}
+
 std::string AdminClient::drain(std::uint32_t deadline_ms) {
   auto request = wire_->admin.drainRequest();
   request.setDeadlineMs(deadline_ms);

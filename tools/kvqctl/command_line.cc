@@ -52,6 +52,18 @@ void add_views(CLI::App& app, Options& o) {
   }
 }
 
+// Of memory that is in use: what is cached, what is sparse.
+void add_room(CLI::App& app, Options& o) {
+  auto* evict = app.add_subcommand("evict", "drop cached pages that nobody holds and nobody used lately");
+  evict->add_option("--idle", o.idle_ms, "unused for at least so many ms")->capture_default_str();
+  auto* compact = app.add_subcommand("compact", "move pages out of sparse slabs, so that these become free");
+  for (auto* verb : {evict, compact}) {
+    verb->add_option("--tenant", o.tenant, "of this tenant only");
+    verb->add_flag("--dry-run", o.dry_run, "only say what it would do");
+    verb->add_flag("--json", o.json, "as JSON");
+  }
+}
+
 void add_changes(CLI::App& app, Options& o) {
   auto* quantize = app.add_subcommand("quantize", "quantize dense pages that nobody used lately");
   quantize->add_option("--idle", o.idle_ms, "unused for at least so many ms")->capture_default_str();
@@ -79,6 +91,7 @@ void add_verbs(CLI::App& app, Options& o) {
   app.require_subcommand(0, 1);  // a wrong verb is named only when none is required
   app.add_option("--socket", o.socket, "kvqd's socket (else KVQ_SOCKET, else " + std::string(kDefaultSocket) + ")");
   add_views(app, o);
+  add_room(app, o);
   add_changes(app, o);
   for (auto* verb : app.get_subcommands({})) verb->fallthrough();
 }

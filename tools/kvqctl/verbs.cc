@@ -56,7 +56,7 @@ void verify(const Options& o, AdminClient& admin) {
 }
 
 // Without a change: the session as `kvqctl sessions` has it.
-void evict(const Options& o, AdminClient& admin) {
+void evict_session(const Options& o, AdminClient& admin) {
   if (!o.dry_run) return print(o, admin.evict_session(o.session, o.kill), show_evict);
   const Json document = Json::parse(admin.sessions());
   for (const Json& s : document.at("sessions")) {
@@ -162,8 +162,10 @@ void run_verb(const std::string& verb, const Options& o) {
     return watch(
         o, admin, [&] { return admin.prefix(o.tenant, o.device, o.limit); }, show_prefix);
   if (verb == "quantize") return print(o, admin.quantize(o.tenant, o.idle_ms, o.dry_run), show_quantize);
+  if (verb == "evict") return print(o, admin.evict(o.tenant, o.idle_ms, o.dry_run), show_evict_cached);
+  if (verb == "compact") return print(o, admin.compact(o.tenant, o.dry_run), show_compact);
   if (verb == "set") return set(o, admin);
-  if (verb == "evict-session") return evict(o, admin);
+  if (verb == "evict-session") return evict_session(o, admin);
   if (verb == "verify") return verify(o, admin);
   drain(o, admin);
 }

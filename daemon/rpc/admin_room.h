@@ -1,0 +1,20 @@
+// What an operator asks for to make room: of all devices that have the tenant.
+//
+// Invariant: nothing is done with dry_run; without it one line of the log says what was asked for, and the next tick
+// begins with it at once. Replies are the documents of docs/kvqctl.md.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "daemon/rpc/devices.h"
+
+namespace kvq {
+
+// Devices, and a tenant's id there; nothing for all tenants.
+using TenantOnDevices = std::vector<std::pair<ServedDevice*, std::optional<TenantId>>>;
+
+nlohmann::ordered_json evict_cached(const Devices& devices, const TenantOnDevices& where, std::uint64_t idle_ms,
+                                    bool dry_run);
+nlohmann::ordered_json compact_slabs(const Devices& devices, const TenantOnDevices& where, bool dry_run);
+
+}  // namespace kvq
