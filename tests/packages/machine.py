@@ -108,6 +108,9 @@ def compiler_root(cache):
 
 
 def copy_of(root, name):
+    for left in root.parent.glob("*.*"):  # by a run that was killed
+        if time.time() - left.stat().st_ctime > 24 * 3600:
+            shutil.rmtree(left, ignore_errors=True)
     work = pathlib.Path(tempfile.mkdtemp(dir=root.parent, prefix=f"{name}."))
     run("cp", "-a", "--reflink=auto", f"{root}/.", work)
     return work
