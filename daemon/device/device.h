@@ -36,7 +36,8 @@ struct TranscodeJob {
 struct TranscodeDone {
   std::uint64_t id = 0;
   // code ok, or why the page must keep its old form (invalid_argument: non-finite or out-of-range values; lost_page:
-  // the source is not what its checksum says; context_lost: whatever ran it is gone, which says nothing about the page).
+  // the source is not what its checksum says; context_lost: whatever ran it is gone, which says nothing about the
+  // page).
   Error error;
   std::uint64_t checksum = 0;  // of what was written; without `to`, of what was read
 };
@@ -44,10 +45,10 @@ struct TranscodeDone {
 // For operators.
 struct DeviceHealth {
   bool degraded = false;
-  std::string text;                  // why; empty when all is well
-  std::string uuid;                  // of the GPU; empty on the host
-  std::string exporter;              // how its memory is passed on, "vmm" or "legacy"; empty on the host
-  std::uint64_t restarts = 0;        // of its worker
+  std::string text;            // why; empty when all is well
+  std::string uuid;            // of the GPU; empty on the host
+  std::string exporter;        // how its memory is passed on, "vmm" or "legacy"; empty on the host
+  std::uint64_t restarts = 0;  // of its worker
   // Of the device's memory; with the overhead of whatever runs the jobs, all that kvqd takes of it.
   std::uint64_t held_bytes = 0;      // slabs with a place, spare ones, mirrors
   std::uint64_t overhead_bytes = 0;  // beside these
@@ -57,10 +58,18 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  virtual std::string name() const = 0;  // "host"
-  virtual std::uint64_t arena_bytes() const = 0;
+  virtual std::string name() const = 0;           // "host"
+  virtual std::uint64_t arena_bytes() const = 0;  // that slabs may take
   virtual std::uint64_t slab_bytes() const = 0;
   std::uint32_t slabs() const { return static_cast<std::uint32_t>(arena_bytes() / slab_bytes()); }
+  // What its configuration asked for; arena_bytes() may be less, where there was no memory for it.
+  virtual std::uint64_t asked_bytes() const { return arena_bytes(); }
+  // The range of addresses in which slabs have their places, the same for every importer: how far the arena may grow.
+  virtual std::uint64_t most_bytes() const { return arena_bytes(); }
+  std::uint32_t places() const { return static_cast<std::uint32_t>(most_bytes() / slab_bytes()); }
+  virtual bool can_resize() const { return false; }
+  // Changes arena_bytes(), at most to most_bytes(). Slabs that are there stay.
+  virtual void resize(std::uint64_t /*arena_bytes*/) {}
 
   // A new, zeroed slab at its place in the arena. Until destroy_slab the id is taken. no_memory: none now; ask again.
   virtual Result<void> create_slab(SlabId slab) = 0;
@@ -116,6 +125,8 @@ using RunBlocking = std::function<void(std::function<void()> work, std::function
 
 inline void Device::add_mirror(TenantId, const DirectoryEntry*, std::uint32_t, Descriptor) {}
 
-std::unique_ptr<Device> make_host_device(std::uint64_t arena_bytes, std::uint64_t slab_bytes, RunBlocking run);
+// `most_bytes`: 0: it cannot grow.
+std::unique_ptr<Device> make_host_device(std::uint64_t arena_bytes, std::uint64_t slab_bytes, RunBlocking run,
+                                         std::uint64_t most_bytes = 0);
 
 }  // namespace kvq

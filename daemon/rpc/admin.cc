@@ -170,6 +170,21 @@ class AdminServer final : public wire::Admin::Server {
     return kj::READY_NOW;
   }
 
+  kj::Promise<void> resize(ResizeContext context) override {
+    auto results = context.getResults();
+    const auto params = context.getParams();
+    Json report;
+    const auto refusal =
+        resize_arenas(parts_.devices, params.getDevice().cStr(), params.getArenaBytes(), params.getDryRun(), report);
+    if (refusal) {
+      set_status(results.initStatus(), refusal->code, refusal->message);
+      return kj::READY_NOW;
+    }
+    set_ok(results.initStatus());
+    results.setJson(text(report));
+    return kj::READY_NOW;
+  }
+
   // What one store takes, the next does, too: their watermarks are the same, and a tenant is changed where it is.
   kj::Promise<void> set(SetContext context) override {
     auto results = context.getResults();

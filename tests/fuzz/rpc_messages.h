@@ -249,7 +249,7 @@ class HostileMessages {
   }
 
   void admin_call(Message& message) {
-    const std::uint16_t method = in_.below(11);
+    const std::uint16_t method = in_.below(16);
     target(call(message, method, capnp::typeId<wire::Admin>()), dialog_->admin_question, 1);
     message.getCall().initParams();
     switch (method) {
@@ -287,6 +287,26 @@ class HostileMessages {
         auto p = params<wire::Admin::EventsParams>(message);
         p.setAfter(number());
         p.setLimit(number());
+        return;
+      }
+      case 12: {
+        auto p = params<wire::Admin::EvictParams>(message);
+        p.setTenant(tenant());
+        p.setIdleMs(number());
+        p.setDryRun(in_.below(2) == 1);
+        return;
+      }
+      case 13: {
+        auto p = params<wire::Admin::CompactParams>(message);
+        p.setTenant(tenant());
+        p.setDryRun(in_.below(2) == 1);
+        return;
+      }
+      case 14: {
+        auto p = params<wire::Admin::ResizeParams>(message);
+        p.setArenaBytes(std::uint64_t{number()} * (in_.below(4) == 3 ? 1 : 65536));
+        p.setDevice(in_.below(4) == 3 ? "GPU-x" : "");
+        p.setDryRun(in_.below(2) == 1);
         return;
       }
       default:

@@ -85,6 +85,13 @@ std::string device_line(const Json& s) {
          bytes_of(health.at("held_bytes")) + " and " + bytes_of(health.at("overhead_bytes")) + " for its worker";
 }
 
+// Empty unless slabs above the arena's new size are in use.
+std::string shrinking(const Json& arena) {
+  if (arena.at("slabs_over") == 0) return "";
+  return "; shrinking to " + bytes_of(arena.at("target_bytes")) + ", " + number(arena.at("slabs_over")) +
+         " slabs to go";
+}
+
 std::vector<Row> device_rows(const Json& s) {
   const Json& arena = s.at("arena");
   const Json& marks = s.at("watermarks");
@@ -96,7 +103,7 @@ std::vector<Row> device_rows(const Json& s) {
       {"arena", bytes_of(arena.at("bytes")) + " in slabs of " + bytes_of(arena.at("slab_bytes")) + ": " +
                     number(arena.at("slabs_used")) + " used (" + part_of(arena.at("slabs_used"), arena.at("slabs")) +
                     "), " + number(arena.at("slabs_free")) + " free, " + number(arena.at("slabs_reserved")) +
-                    " of these for transcodes only"},
+                    " of these for transcodes only" + shrinking(arena)},
       {"watermarks", "quantize at " + percent(marks.at("quantize_at")) + ", evict at " + percent(marks.at("evict_at")) +
                          ", refuse at " + percent(marks.at("refuse_at")) + ", relief " + percent(marks.at("relief"))},
       {"transcodes", number(transcodes.at("done")) + " done (" + bytes_of(transcodes.at("bytes")) + "), " +

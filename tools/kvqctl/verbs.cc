@@ -12,6 +12,7 @@
 #include "tools/kvqctl/admin_client.h"
 #include "tools/kvqctl/doctor.h"
 #include "tools/kvqctl/tables.h"
+#include "tools/kvqctl/text.h"
 #include "tools/kvqctl/top.h"
 
 namespace kvqctl {
@@ -63,6 +64,12 @@ void evict_session(const Options& o, AdminClient& admin) {
     return print(o, report.dump(), show_evict);
   }
   throw Failure(kRefused, "there is no session " + std::to_string(o.session) + "; kvqctl sessions lists them");
+}
+
+void resize(const Options& o, AdminClient& admin) {
+  const auto bytes = size_of(o.size);
+  if (!bytes) throw Failure(kUsage, "SIZE = " + o.size + " is no size; write it as 8GiB or 512MiB");
+  print(o, admin.resize(*bytes, o.device, o.dry_run), show_resize);
 }
 
 void drain(const Options& o, AdminClient& admin) {
@@ -139,6 +146,7 @@ void run_verb(const std::string& verb, const Options& o) {
   if (verb == "quantize") return print(o, admin.quantize(o.tenant, o.idle_ms, o.dry_run), show_quantize);
   if (verb == "evict") return print(o, admin.evict(o.tenant, o.idle_ms, o.dry_run), show_evict_cached);
   if (verb == "compact") return print(o, admin.compact(o.tenant, o.dry_run), show_compact);
+  if (verb == "resize") return resize(o, admin);
   if (verb == "set") return print(o, admin.set(o.key, o.value), show_set);
   if (verb == "evict-session") return evict_session(o, admin);
   if (verb == "verify") return verify(o, admin);
