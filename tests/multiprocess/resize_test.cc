@@ -1,4 +1,5 @@
-// The arena of a real kvqd grows and shrinks while real clients hold what is in it, and over a restart.
+// What operators do to the memory of a real kvqd whose clients hold some of it: the arena grows and shrinks, also over
+// a restart; what is cached is dropped, what is sparse becomes compact.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -95,6 +96,36 @@ TEST(Resize, GrowsAndShrinksUnderClientsThatDecode) {
   documents.expect_all();
   decoder.decode_for(200);
   EXPECT_EQ(decoder.end(), 0) << daemon.log();
+}
+
+TEST(Room, WhatIsCachedIsDroppedAndWhatIsSparseMovesTogether) {
+  HeldDaemon daemon(settings(16));
+  TinyModel tiny(daemon.socket(), {});
+  Documents documents(tiny);
+  for (std::uint32_t i = 1; i <= 64; ++i) documents.write(i);  // 16 slabs of 4 documents
+  for (std::size_t i = 0; i < 64; ++i) {
+    if (i % 4 != 0) documents.held[i] = Sequence();
+  }
+  const auto await = [&](auto&& done) {
+    for (int i = 0; i < 1500 && !done(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return done();
+  };
+  EXPECT_TRUE(await([&] { return kvqctl(daemon, {"evict", "--dry-run"})["pages"] == 96; }));
+  EXPECT_EQ(kvqctl(daemon, {"evict", "--idle", "1000000"})["pages"], 0);
+  EXPECT_EQ(kvqctl(daemon, {"evict"})["bytes"], 96 * 32768);
+  const auto cached = [&] { return kvqctl(daemon, {"tenants"})["tenants"][0]["cached_pages"].get<int>(); };
+  EXPECT_TRUE(await([&] { return cached() == 0; }));
+  EXPECT_TRUE(await([&] { return kvqctl(daemon, {"compact", "--dry-run"})["slabs"] >= 8; }));  // limbo is over
+  const json asked = kvqctl(daemon, {"compact"});
+  EXPECT_GE(asked["slabs"], 8) << asked.dump();
+  const std::uint64_t before = arena_of(daemon)["slabs_used"];
+  const std::uint64_t slabs = asked["slabs"];
+  EXPECT_TRUE(await([&] { return arena_of(daemon)["slabs_used"] <= before - slabs; })) << arena_of(daemon).dump();
+  for (std::uint32_t i = 1; i <= 64; i += 4) {
+    const auto tokens = token_stream(5000 + i, kDocument);
+    EXPECT_EQ(tiny.model().lookup(tokens).cached_tokens, kDocument) << i;
+    EXPECT_TRUE(tiny.check_dense_bytes(documents.held[i - 1].block_table()[0], 0, tokens.data())) << i;
+  }
 }
 
 TEST(Resize, LastsOverARestartUntilTheConfigurationSaysOtherwise) {
