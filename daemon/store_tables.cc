@@ -81,7 +81,7 @@ std::string other_shape(const RootRecord& r, const StoreConfig& config, const De
   if (std::strncmp(r.device, device.name().c_str(), sizeof(r.device)) != 0) return "the device is another";
   if (r.instance == 0) return "it has no instance number";
   if (r.size_bytes % r.slab_bytes != 0 || r.size_bytes > r.arena_bytes) return "no arena has the size that it names";
-  if (device.places() <= config.reserve_slabs) return "its arena has no slab beside reserve_slabs";
+  if (device.places() <= config.reserve_slabs) return "its arena has no slab beside the reserve";
   return "";
 }
 

@@ -32,7 +32,7 @@ std::optional<Refusal> check_resize(ServedDevice& device, std::uint64_t bytes) {
   const std::uint64_t least = (s.slabs_reserved + std::uint64_t{1}) * s.slab_bytes;
   if (bytes < least) {
     return not_resized(device, Errc::invalid_argument, bytes,
-                       "it needs a slab beside reserve_slabs, " + size_text(least) + " at least");
+                       "it needs a slab beside what is kept for transcodes, " + size_text(least) + " at least");
   }
   if (bytes > s.most_bytes) {
     return not_resized(device, Errc::limit_reached, bytes,

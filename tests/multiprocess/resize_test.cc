@@ -27,7 +27,7 @@ constexpr std::size_t kDocument = 128;  // two pages of 32 KiB
 std::string settings(std::uint64_t arena_mib, const std::string& port = "") {
   return (port.empty() ? "" : "metrics = \"127.0.0.1:" + port + "\"\n") + "arena_bytes = \"" +
          std::to_string(arena_mib) +
-         "MiB\"\nslab_bytes = \"256KiB\"\nmax_pages = 1024\nreserve_slabs = 1\nquantize_at = 0.7\n"
+         "MiB\"\nslab_bytes = \"256KiB\"\nmax_pages = 1024\nquantize_at = 0.7\n"
          "residual_window_pages = 0\n[[tenants]]\nname = \"mine\"\nuids = [0]\n";
 }
 
