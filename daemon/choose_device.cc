@@ -10,6 +10,7 @@
 #include "daemon/device/worker_device.h"
 #include "daemon/device/worker_process.h"
 #include "daemon/gpu_list.h"
+#include "kvq/directory.h"
 
 #ifndef KVQ_WORKER_DIRECTORY
 #error "KVQ_WORKER_DIRECTORY is where the build installs kvqd-gpu"
@@ -34,11 +35,10 @@ std::vector<std::string> worker_command(const Config& config, const std::string&
   return {worker_program(config), "--uuid", uuid, "--export", config.gpu_export};
 }
 
-// An arena that was left is taken as it is, also when it is smaller than asked for: then the GPU had no room for more.
-std::uint64_t kept_bytes(const Config& config, const std::optional<KeptArena>& kept) {
-  if (!kept || kept->slab_bytes != config.gpu_slab_bytes) return 0;
-  const bool fits = config.arena_percent != 0 || kept->arena_bytes <= config.arena_bytes;
-  return fits ? kept->arena_bytes : 0;
+// The range of an arena that was left, so that its slabs keep their places; 0: there is none that can be had.
+std::uint64_t kept_range(const std::optional<KeptArena>& kept, std::uint64_t slab_bytes) {
+  if (!kept || kept->slab_bytes != slab_bytes || kept->most_bytes % slab_bytes != 0) return 0;
+  return kept->most_bytes / kOffsetUnitBytes <= kOffsetMask ? kept->most_bytes : 0;
 }
 
 }  // namespace
@@ -84,13 +84,18 @@ WorkerLink start_worker(const Config& config, const std::string& uuid) {
 std::unique_ptr<Device> make_device(const DeviceParts& parts, const std::string& uuid, PartKeeper& keeper,
                                     const std::optional<KeptArena>& kept, WorkerLink& started) {
   const Config& config = parts.config;
-  if (uuid.empty()) return make_host_device(config.arena_bytes, config.slab_bytes, parts.run);
+  if (uuid.empty()) {
+    const std::uint64_t range = kept_range(kept, config.slab_bytes);
+    return make_host_device(config.arena_bytes, config.slab_bytes, parts.run,
+                            range != 0 ? range : parts.most_slabs * config.slab_bytes);
+  }
   MadeWorkerDevice made = make_worker_device({.command = worker_command(config, uuid),
                                               .uuid = uuid,
                                               .slab_bytes = config.gpu_slab_bytes,
                                               .arena_bytes = config.arena_bytes,
                                               .arena_share = config.arena_percent / 100.0,
-                                              .kept_arena_bytes = kept_bytes(config, kept),
+                                              .kept_arena_bytes = kept_range(kept, config.gpu_slab_bytes),
+                                              .most_bytes = parts.most_slabs * config.gpu_slab_bytes,
                                               .least_slabs = kReserveSlabs + 1,
                                               .deadline_ms = config.worker_deadline_ms,
                                               .keep_worker = [&keeper](int pidfd) { keeper.keep(kWorkerName, pidfd); },

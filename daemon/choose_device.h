@@ -14,7 +14,8 @@ namespace kvq {
 
 struct DeviceParts {
   const Config& config;
-  RunBlocking run;  // for the host's jobs
+  std::uint64_t most_slabs;  // that each arena may grow to
+  RunBlocking run;           // for the host's jobs
   Store::LogDecision log;
   std::function<void()> pages_lost;  // from a tick: the pages of one device are gone, and it serves nothing more
 };

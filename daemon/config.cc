@@ -132,11 +132,6 @@ void check_metrics(const Config& config, const Origins& origins) {
 // Defaults that depend on other settings.
 void complete(Config& config, const Origins& origins) {
   if (!origins.contains("unlisted_quota_bytes")) config.allow_unlisted = config.tenants.empty();
-  if (config.arena_percent != 0) return;  // a quota of 0 is the whole arena, whatever that will be
-  if (config.unlisted_quota_bytes == 0) config.unlisted_quota_bytes = config.arena_bytes;
-  for (auto& tenant : config.tenants) {
-    if (tenant.quota_bytes == 0) tenant.quota_bytes = config.arena_bytes;
-  }
 }
 
 struct Arguments {

@@ -29,7 +29,7 @@ struct TenantConfig {
   std::string name;                 // 1 to 32 of a-z 0-9 - _
   std::vector<std::uint32_t> uids;  // as the kernel reports them for the peer's socket
   std::vector<std::uint32_t> gids;
-  std::uint64_t quota_bytes = 0;       // most bytes charged to it; default: the whole arena
+  std::uint64_t quota_bytes = 0;       // most bytes charged to it; 0: the arena, as large as it is
   std::uint32_t share = 1;             // weight among tenants: who is furthest over its share pays first
   Format format_floor = Format::int4;  // dense: its pages are never quantized
   std::string salt;                    // bytes mixed into its prefix keys; empty: a random one at start-up
@@ -70,7 +70,7 @@ struct Config {
   bool lock_memory = false;        // keep pages out of swap (needs RLIMIT_MEMLOCK)
   std::vector<TenantConfig> tenants;
   bool allow_unlisted = true;              // a peer of no tenant gets one of its own, by uid
-  std::uint64_t unlisted_quota_bytes = 0;  // quota of such a tenant; default: the whole arena
+  std::uint64_t unlisted_quota_bytes = 0;  // quota of such a tenant; 0: the arena, as large as it is
 
   // For tests, from the command line alone.
   std::string gpu_worker;                     // program; empty: kvqd-gpu beside kvqd, else where the build installs it

@@ -46,6 +46,8 @@ constexpr std::uint64_t kDescriptorsBase = 64;
 // many names of 24 bytes (kvq-doorbell-4294967295) fit, and of a GPU's (kvq-1a2b3c4d-slab-1000) few enough are longer.
 // The same number as FileDescriptorStoreMax= in kvqd.service.
 constexpr std::uint64_t kMostKept = 5000;
+// Of an arena while it serves. Addresses are reserved for all of it, and records of 24 bytes.
+constexpr std::uint64_t kMostGrowth = 64, kMostSlabs = 65536;
 
 std::string number(std::uint64_t value) { return std::to_string(value); }
 
@@ -87,11 +89,13 @@ void refuse(const Problem& problem) {
   if (problem) throw StartupError(ExitCode::environment, *problem);
 }
 
-void refuse_memory(std::uint64_t arena_bytes) {
-  refuse(check_memory(arena_bytes, parse_memory_total(read_file("/proc/meminfo")), "the machine's memory"));
+// Calls `bound(bytes, name)` for each bound of this machine's memory.
+template <typename Bound>
+void each_memory_bound(Bound bound) {
+  bound(parse_memory_total(read_file("/proc/meminfo")), std::string("the machine's memory"));
   for (const auto& file : group_limit_files(read_file("/proc/self/cgroup"))) {
     if (const auto limit = parse_group_limit(read_file(file))) {
-      refuse(check_memory(arena_bytes, *limit, "the control group's limit (" + file + ")"));
+      bound(*limit, "the control group's limit (" + file + ")");
     }
   }
 }
@@ -108,6 +112,32 @@ std::uint64_t kept_needed(const Needs& needs) {
   std::uint64_t of_device = needs.slabs * kKeptPerSlab + needs.tenants * kKeptPerTenant + kKeptBase;
   if (needs.gpus) of_device += needs.tenants * kKeptPerMirror + kKeptPerWorker;
   return needs.devices * of_device + needs.sessions * kKeptPerSession;
+}
+
+Room read_room(const Needs& needs) {
+  Room room;
+  each_memory_bound([&](std::uint64_t bytes, const std::string&) {
+    if (bytes != 0) room.memory_bytes = room.memory_bytes == 0 ? bytes : std::min(room.memory_bytes, bytes);
+  });
+  room.descriptors = read_limit(RLIMIT_NOFILE).hard;
+  room.fixed =
+      read_limit(RLIMIT_AS).soft != UINT64_MAX || (needs.lock_memory && read_limit(RLIMIT_MEMLOCK).hard != UINT64_MAX);
+  return room;
+}
+
+std::uint64_t most_slabs(const Needs& needs, const Room& room) {
+  if (room.fixed || needs.slabs == 0) return needs.slabs;
+  std::uint64_t most = std::min(needs.slabs * kMostGrowth, kMostSlabs);
+  if (!needs.gpus && room.memory_bytes != 0) {
+    most = std::min(most, room.memory_bytes / std::max<std::uint64_t>(needs.arena_bytes / needs.slabs, 1));
+  }
+  const auto within = [&](std::uint64_t limit, std::uint64_t needed, std::uint64_t each) {
+    const std::uint64_t rest = limit - std::min(limit, needed);
+    most = std::min(most, needs.slabs + rest / (needs.devices * each));
+  };
+  within(room.descriptors, descriptors_needed(needs), kDescriptorsPerSlab);
+  if (needs.kept) within(kMostKept, kept_needed(needs), kKeptPerSlab);
+  return std::max(most, needs.slabs);
 }
 
 Problem check_kept(std::uint64_t kept) {
@@ -224,13 +254,17 @@ std::vector<std::string> check_environment(const Needs& needs) {
   }
   refuse(check_directory(needs.runtime_directory));
   refuse(check_memfd());
-  refuse_memory(needs.arena_bytes);
+  each_memory_bound(
+      [&](std::uint64_t bytes, const std::string& name) { refuse(check_memory(needs.arena_bytes, bytes, name)); });
 
   const auto needed = descriptors_needed(needs);
   const auto descriptors = read_limit(RLIMIT_NOFILE);
   refuse(check_descriptors(needed, descriptors));
-  if (descriptors.soft < needed) {
-    const rlimit raised{needed, descriptors.hard};
+  Needs grown = needs;
+  grown.slabs = most_slabs(needs, read_room(needs));
+  const auto wanted = std::min(descriptors_needed(grown), descriptors.hard);
+  if (descriptors.soft < wanted) {
+    const rlimit raised{wanted, descriptors.hard};
     if (setrlimit(RLIMIT_NOFILE, &raised) != 0) refuse(check_descriptors(needed, {descriptors.soft, descriptors.soft}));
   }
   if (needs.lock_memory) {

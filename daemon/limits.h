@@ -29,6 +29,17 @@ struct Needs {
 // Descriptors kvqd holds when everything it may hold is held.
 std::uint64_t descriptors_needed(const Needs& needs);
 
+// What bounds an arena that grows.
+struct Room {
+  std::uint64_t memory_bytes = 0;  // of the machine or the control group; 0: unknown
+  std::uint64_t descriptors = 0;   // the hard limit
+  bool fixed = false;              // addresses or lockable memory are limited: what is only reserved counts, too
+};
+Room read_room(const Needs& needs);
+
+// How many slabs the arena of each device may grow to: those of the start at least, and 64 times as many at most.
+std::uint64_t most_slabs(const Needs& needs, const Room& room);
+
 // Descriptors that a service manager holds for the next daemon: FileDescriptorStoreMax= must allow them.
 std::uint64_t kept_needed(const Needs& needs);
 
@@ -76,7 +87,8 @@ Problem check_directory(const std::string& directory);
 // A sealed memfd can be made.
 Problem check_memfd();
 
-// Runs all checks, raises the soft descriptor limit, locks memory if asked. Throws StartupError{environment} for the
+// Runs all checks, raises the soft descriptor limit (for a grown arena too, where the hard one allows it), locks memory
+// if asked. Throws StartupError{environment} for the
 // first thing that makes serving impossible; returns warnings, one line each.
 std::vector<std::string> check_environment(const Needs& needs);
 

@@ -232,8 +232,8 @@ ExitCode run(const Config& config, const ReadAgain& read_again, bool& ready) {
   Notify notify(notify_address(), log_warning);
   const DeviceChoice choice = choose_devices(config, intake.kept);
   for (const std::string& warning : intake.warnings) log_warning("event=warning text=\"" + warning + "\"");
-  for (const std::string& warning : check_environment(needs_of(config, choice, notify.active())))
-    log_warning("event=warning text=\"" + warning + "\"");
+  const Needs needs = needs_of(config, choice, notify.active());
+  for (const std::string& warning : check_environment(needs)) log_warning("event=warning text=\"" + warning + "\"");
   const ListenSocket socket({.path = config.socket, .group = config.socket_group, .handed = intake.socket.release()});
   const std::unique_ptr<MetricsSocket> metrics_socket = bind_metrics(config, !intake.kept.empty());
   auto io = kj::setupAsyncIo();
@@ -257,7 +257,8 @@ ExitCode run(const Config& config, const ReadAgain& read_again, bool& ready) {
       if (server != nullptr) server->tick_soon();
     });
   };
-  Parts parts = make_parts({.device = {config, run_blocking, log, [&lost] { lost.fulfiller->fulfill(); }},
+  Parts parts = make_parts({.device = {config, most_slabs(needs, read_room(needs)), run_blocking, log,
+                                       [&lost] { lost.fulfiller->fulfill(); }},
                             .keeper = keeper,
                             .store = store_config(config),
                             .deliver = [&](std::size_t part, const SlabNotice& n) { server->deliver(n, part); }},

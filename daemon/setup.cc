@@ -119,7 +119,7 @@ RpcOptions rpc_options(const Config& config, Store& store, const Device& device)
     out.admin_group = config.admin_group;
     out.admin_gid = group_id(config.admin_group);
   }
-  out.arena_bytes = device.arena_bytes();
+  out.range_bytes = device.most_bytes();
   out.slab_bytes = device.slab_bytes();
   out.device = device.name();
   if (out.device != "host") out.device_uuid = device.health().uuid;

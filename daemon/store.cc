@@ -41,8 +41,8 @@ StoreState::StoreState(const StoreConfig& config, Device& device, DeliverNotice 
       sequences_(std::make_unique<SequenceTable>(tables_.sequences.records(), tables_.chunks.records(),
                                                  region(TableKind::sequences, tables_.sequences.bytes()),
                                                  region(TableKind::chunks, tables_.chunks.bytes()))),
-      pool_(device.slabs(), device.slab_bytes(), config.reserve_slabs),
-      slab_use_(device.slabs()) {
+      pool_(device.slabs(), device.slab_bytes(), config.reserve_slabs, device.places()),
+      slab_use_(device.places()) {
   if (!valid(config.watermarks)) throw std::invalid_argument("watermarks are not in order");
   if (pool_.usable_slabs() == 0) throw std::invalid_argument("reserve_slabs leaves no slab for pages");
   if (config.max_pages < 2) throw std::invalid_argument("max_pages must be at least 2");

@@ -185,7 +185,11 @@ struct PageStatus {
 
 struct StoreStatus {
   std::uint64_t arena_bytes = 0, slab_bytes = 0;
+  // target: what the arena is to be; less than it is while slabs above it are in use. start: of the configuration.
+  // most: what a resize may ask for.
+  std::uint64_t target_bytes = 0, start_bytes = 0, most_bytes = 0;
   std::uint32_t slabs = 0, slabs_free = 0, slabs_reserved = 0;
+  std::uint32_t slabs_over = 0;  // in use, above the target
   PressureLevel level = PressureLevel::calm;
   Watermarks watermarks;
   std::uint64_t limbo_slots = 0;
@@ -202,8 +206,8 @@ struct StoreStatus {
 
 // The arena of an earlier daemon, as its root says.
 struct KeptArena {
-  std::uint64_t arena_bytes = 0, slab_bytes = 0;
-  std::string device;  // Device::name
+  std::uint64_t most_bytes = 0, slab_bytes = 0;  // most: its range of addresses
+  std::string device;                            // Device::name
   std::uint32_t session_range = 0;
 };
 std::optional<KeptArena> kept_arena(const Kept& kept);
@@ -213,6 +217,10 @@ struct QuantizeReport {
 };
 struct DropReport {
   std::uint64_t pages = 0, bytes = 0;
+};
+struct ResizeReport {
+  std::uint64_t bytes_before = 0;
+  std::uint32_t slabs_used = 0, slabs_over = 0;  // over: in use, above the new size
 };
 struct CompactReport {
   std::uint64_t pages = 0, bytes = 0;  // that move
@@ -304,6 +312,11 @@ class Store {
                                  std::uint64_t now_ms) = 0;
   // Marks slabs whose pages fit into others to be emptied in the coming ticks.
   virtual CompactReport compact(std::optional<TenantId> id, bool dry_run, std::uint64_t now_ms) = 0;
+
+  // The arena becomes as large as `arena_bytes` says: at once for pressure and new slabs; slabs above it go as they
+  // become free. A next daemon of the same configuration keeps the size. Errors: invalid_argument (not whole slabs, or
+  // none beside the reserve), limit_reached (above status().most_bytes, or this device's memory cannot change).
+  virtual Result<ResizeReport> resize(std::uint64_t arena_bytes, bool dry_run) = 0;
 
   // Starts to compare every sealed page (of one tenant or all) with its checksum, in the coming ticks; status().verify
   // tells how far it is. A pass that runs goes on, and what is new is added.

@@ -16,15 +16,17 @@ inline constexpr std::uint32_t kMaxSessionRecords = 4096;  // the most that max_
 inline constexpr std::uint32_t kJournalWords = 128 * 1024;
 
 struct alignas(64) RootRecord {
-  std::uint64_t instance;  // random; not 0
-  std::uint64_t arena_bytes, slab_bytes;
-  std::uint64_t chunks;  // records in the chunk table
+  std::uint64_t instance;                 // random; not 0
+  std::uint64_t arena_bytes, slab_bytes;  // arena: its range of addresses
+  std::uint64_t chunks;                   // records in the chunk table
   std::uint32_t max_pages, max_sequences;
   std::uint32_t last_session;  // ids up to here have been used
   std::uint32_t page_tokens;
   char device[16];
   char writer[16];  // version of the kvqd that made it, for messages
   std::uint64_t live;
+  std::uint64_t size_bytes;   // of the arena as it is to be; 0: the range
+  std::uint64_t asked_bytes;  // what the configuration said when the size was last taken from it; 0: the range
 };
 static_assert(sizeof(RootRecord) == 128);
 

@@ -20,7 +20,7 @@ bool StoreState::can_create_slab(const Tenant& t, bool for_transcode, Obstacle* 
   const TenantLedger::Account& account = ledger_.account(t.id);
   const std::uint64_t overdraft = for_transcode ? pool_.reserve() * pool_.slab_bytes() : 0;
   const bool failed = create_failed_ms_ && now_ms_ - *create_failed_ms_ < kCreateRetryMs;
-  if (pool_.free_slabs() <= (for_transcode ? 0 : pool_.reserve()) || failed) {
+  if (!pool_.may_open(for_transcode) || failed) {
     *obstacle = Obstacle::arena;
     return false;
   }
@@ -97,6 +97,7 @@ void StoreState::finish_drain_if_answered(SlabId slab) {
   if (pool_.slab(slab).state != SlabState::draining || !use.awaited.empty()) return;
   const TenantId tenant = pool_.slab(slab).tenant;
   pool_.close(slab);
+  if (device_.slabs() != pool_.ceiling()) device_.resize(pool_.ceiling() * pool_.slab_bytes());
   slab_record(slab).live = 0;
   kill_point(KillPoint::slab_forgotten);
   forget(kept_name("slab", raw(slab)));
@@ -104,6 +105,26 @@ void StoreState::finish_drain_if_answered(SlabId slab) {
   use = SlabUse{};
   ++counts_.slabs_destroyed;
   log("event=slab_destroy slab=" + std::to_string(raw(slab)) + " tenant=" + tenant_of(tenant).spec.name);
+}
+
+Result<ResizeReport> StoreState::resize(std::uint64_t arena_bytes, bool dry_run) {
+  const std::uint64_t slab = pool_.slab_bytes();
+  if (!device_.can_resize()) return Error{Errc::limit_reached, 0, "this device's memory is one allocation"};
+  if (arena_bytes % slab != 0) return Error{Errc::invalid_argument, 0, "an arena is whole slabs"};
+  if (arena_bytes / slab <= pool_.reserve()) {
+    return Error{Errc::invalid_argument, 0, "no slab would be left beside the reserve"};
+  }
+  if (arena_bytes > device_.most_bytes()) return Error{Errc::limit_reached, 0, "the arena's addresses end before"};
+  const auto slabs = static_cast<std::uint32_t>(arena_bytes / slab);
+  const std::uint32_t used = pool_.used_slabs();
+  const ResizeReport report{pool_.limit() * slab, used, used - std::min(used, slabs)};
+  if (dry_run) return report;
+  pool_.set_limit(slabs);
+  tables_.root_record().size_bytes = arena_bytes;
+  device_.resize(pool_.ceiling() * slab);
+  create_failed_ms_.reset();
+  measure_pressure();
+  return report;
 }
 
 void StoreState::forget_importer(SessionId id) {

@@ -30,6 +30,9 @@ class StoreState final : public Store {
   // Takes what an earlier daemon left, after check_records() has accepted it and the slabs are on the device.
   Result<void> take_over(std::vector<TenantFiles> tenants, Kept& kept, std::string& why, std::uint64_t now_ms);
   void note_undone(std::uint64_t bytes) { adopt_.undone_bytes = bytes; }
+  void note_resized(const std::string& line) const {
+    if (!line.empty()) log(line);
+  }
   void note_refused(std::string why) { adopt_.refused = std::move(why); }
 
   TenantId add_tenant(const TenantSpec& spec) override;
@@ -74,6 +77,7 @@ class StoreState final : public Store {
   DropReport drop_cached(std::optional<TenantId> id, std::uint64_t idle_ms, bool dry_run,
                          std::uint64_t now_ms) override;
   CompactReport compact(std::optional<TenantId> id, bool dry_run, std::uint64_t now_ms) override;
+  Result<ResizeReport> resize(std::uint64_t arena_bytes, bool dry_run) override;
   void verify(std::optional<TenantId> id) override;
   void check_invariants() const override;
 

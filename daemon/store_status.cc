@@ -8,10 +8,14 @@ namespace kvq {
 
 StoreStatus StoreState::status() const {
   StoreStatus out;
-  out.arena_bytes = device_.arena_bytes();
   out.slab_bytes = pool_.slab_bytes();
-  out.slabs = pool_.size();
+  out.slabs = std::max(pool_.limit(), pool_.used_slabs());
+  out.arena_bytes = out.slabs * out.slab_bytes;
+  out.target_bytes = pool_.limit() * out.slab_bytes;
+  out.start_bytes = tables_.root_record().asked_bytes;
+  out.most_bytes = device_.can_resize() ? device_.most_bytes() : out.target_bytes;
   out.slabs_free = pool_.free_slabs();
+  out.slabs_over = pool_.over_slabs();
   out.slabs_reserved = pool_.reserve();
   out.level = arena_level_;
   out.watermarks = config_.watermarks;

@@ -72,7 +72,7 @@ std::string differs(const char* what, std::uint64_t state, std::uint64_t here) {
 
 std::string other_shape(const RootRecord& r, const StoreConfig& config, const Device& device) {
   if (r.live == 0) return "it was never finished";
-  if (r.arena_bytes != device.arena_bytes()) return differs("arena_bytes", r.arena_bytes, device.arena_bytes());
+  if (r.arena_bytes != device.most_bytes()) return differs("arena_bytes", r.arena_bytes, device.most_bytes());
   if (r.slab_bytes != device.slab_bytes()) return differs("slab_bytes", r.slab_bytes, device.slab_bytes());
   if (r.max_pages != config.max_pages) return differs("max_pages", r.max_pages, config.max_pages);
   if (r.max_sequences != config.max_sequences) return differs("max_sequences", r.max_sequences, config.max_sequences);
@@ -80,6 +80,8 @@ std::string other_shape(const RootRecord& r, const StoreConfig& config, const De
   if (r.page_tokens != kPageTokens) return differs("page_tokens", r.page_tokens, kPageTokens);
   if (std::strncmp(r.device, device.name().c_str(), sizeof(r.device)) != 0) return "the device is another";
   if (r.instance == 0) return "it has no instance number";
+  if (r.size_bytes % r.slab_bytes != 0 || r.size_bytes > r.arena_bytes) return "no arena has the size that it names";
+  if (device.places() <= config.reserve_slabs) return "its arena has no slab beside the reserve";
   return "";
 }
 
@@ -102,7 +104,7 @@ std::optional<KeptArena> kept_arena(const Kept& kept) {
 DirectorySpec directory_spec(const StoreConfig& config, const Device& device, TenantId tenant) {
   return {.tenant = tenant,
           .capacity = config.max_pages,
-          .arena_bytes = device.arena_bytes(),
+          .arena_bytes = device.most_bytes(),
           .slab_bytes = device.slab_bytes(),
           .prefix_buckets = buckets_for(config)};
 }
@@ -113,7 +115,7 @@ Result<StoreTables> create_tables(const StoreConfig& config, const Device& devic
   maker.make(t.root, "root", TableKind::root, 1);
   maker.make(t.tenants, "tenants", TableKind::tenants, kMaxTenants);
   maker.make(t.sessions, "sessions", TableKind::sessions, kMaxSessionRecords);
-  maker.make(t.slabs, "slabs", TableKind::slabs, device.slabs());
+  maker.make(t.slabs, "slabs", TableKind::slabs, device.places());
   maker.make(t.models, "models", TableKind::models, kMaxModels);
   maker.make(t.sequences, "sequences", TableKind::sequences, config.max_sequences + std::uint64_t{1});
   maker.make(t.chunks, "chunks", TableKind::chunks, chunks_for(config));
@@ -125,7 +127,9 @@ Result<StoreTables> create_tables(const StoreConfig& config, const Device& devic
       return Error{Errc::system, errno, "random bytes for the arena's instance number"};
     }
   }
-  r.arena_bytes = device.arena_bytes();
+  r.arena_bytes = device.most_bytes();
+  r.size_bytes = device.arena_bytes();
+  r.asked_bytes = device.asked_bytes();
   r.slab_bytes = device.slab_bytes();
   r.chunks = chunks_for(config);
   r.max_pages = config.max_pages;
@@ -164,13 +168,27 @@ Result<StoreTables> adopt_tables(const StoreConfig& config, const Device& device
   if (!why.empty()) return Error{Errc::invalid_argument, 0, "the state describes another arena"};
   taker.take(t.tenants, "tenants", TableKind::tenants, kMaxTenants);
   taker.take(t.sessions, "sessions", TableKind::sessions, kMaxSessionRecords);
-  taker.take(t.slabs, "slabs", TableKind::slabs, device.slabs());
+  taker.take(t.slabs, "slabs", TableKind::slabs, device.places());
   taker.take(t.models, "models", TableKind::models, kMaxModels);
   taker.take(t.sequences, "sequences", TableKind::sequences, config.max_sequences + std::uint64_t{1});
   taker.take(t.chunks, "chunks", TableKind::chunks, chunks_for(config));
   taker.take(t.journal, "journal", TableKind::journal, kJournalWords);
   if (taker.error.code != Errc::ok) return taker.error;
   return t;
+}
+
+std::string size_arena(RootRecord& r, const StoreConfig& config, Device& device) {
+  const std::uint64_t size = r.size_bytes == 0 ? r.arena_bytes : r.size_bytes;
+  const std::uint64_t asked = r.asked_bytes == 0 ? r.arena_bytes : r.asked_bytes;
+  const std::uint64_t least = (config.reserve_slabs + std::uint64_t{1}) * r.slab_bytes;
+  const std::uint64_t wanted = std::max(asked == device.asked_bytes() ? size : device.asked_bytes(), least);
+  r.size_bytes = std::min(wanted, r.arena_bytes);
+  r.asked_bytes = device.asked_bytes();
+  device.resize(r.size_bytes);
+  if (r.size_bytes == size && wanted == size) return "";
+  return "event=arena_resized arena_bytes=" + std::to_string(r.size_bytes) +
+         " arena_bytes_before=" + std::to_string(size) + " why=\"the configuration asks for " + std::to_string(wanted) +
+         (wanted > r.arena_bytes ? ", and no more addresses are reserved: drain and start again for that\"" : "\"");
 }
 
 Result<TenantFiles> adopt_tenant_files(const StoreConfig& config, const Device& device, TenantId tenant, Kept& kept,

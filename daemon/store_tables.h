@@ -52,6 +52,9 @@ Result<TenantFiles> create_tenant_files(const StoreConfig& config, const Device&
 
 // Headers and sizes are checked, records are not. On failure `why` names the file and what is wrong with it.
 Result<StoreTables> adopt_tables(const StoreConfig& config, const Device& device, Kept& kept, std::string& why);
+// The size of an arena that is taken over: as it was, unless the configuration asks for another than it did then. What
+// is beyond the arena's range has to wait for a clean start. Returns what the log is to say of another size.
+std::string size_arena(RootRecord& root, const StoreConfig& config, Device& device);
 Result<TenantFiles> adopt_tenant_files(const StoreConfig& config, const Device& device, TenantId tenant, Kept& kept,
                                        std::string& why);
 

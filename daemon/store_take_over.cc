@@ -18,6 +18,7 @@ struct Left {
   StoreTables tables;
   std::vector<TenantFiles> tenants;
   std::uint64_t undone_bytes = 0;
+  std::string resized;  // line of the log, if the configuration asks for another size
 };
 
 Error refused(std::string& why, std::string reason) {
@@ -60,7 +61,7 @@ Result<Left> open_left(const StoreConfig& config, Device& device, Kept& kept, st
   if (std::string wrong = check_records(left.tables, left.tenants, device.slab_bytes()); !wrong.empty()) {
     return refused(why, std::move(wrong));
   }
-  for (std::uint32_t i = 0; i < device.slabs(); ++i) {
+  for (std::uint32_t i = 0; i < device.places(); ++i) {
     const SlabRecord& record = left.tables.slabs.records()[i];
     if (record.live == 0) continue;
     const std::string name = kept_name("slab", i);
@@ -69,6 +70,7 @@ Result<Left> open_left(const StoreConfig& config, Device& device, Kept& kept, st
     }
   }
   kill_point(KillPoint::adopt_checked);
+  left.resized = size_arena(left.tables.root_record(), config, device);
   return left;
 }
 
@@ -85,6 +87,7 @@ Result<std::unique_ptr<Store>> Store::adopt(const StoreConfig& config, Device& d
   const Result<void> taken = state->take_over(std::move(left->tenants), kept, why_not, now_ms);
   if (!taken) return taken.error();
   state->note_undone(left->undone_bytes);
+  state->note_resized(left->resized);
   return std::unique_ptr<Store>(std::move(state));
 }
 
@@ -162,7 +165,7 @@ Result<void> StoreState::take_sessions(Kept& kept, std::string& why) {
 
 // Every session of the tenant may have mapped every slab of it; one that was being made is ready once they say so.
 void StoreState::take_slabs() {
-  for (std::uint32_t i = 0; i < pool_.size(); ++i) {
+  for (std::uint32_t i = 0; i < device_.places(); ++i) {
     const SlabRecord& r = slab_record(SlabId{i});
     if (r.live == 0) continue;
     pool_.adopt(SlabId{i}, r.tenant, r.layout,
@@ -181,6 +184,8 @@ void StoreState::take_slabs() {
     make_ready_if_answered(SlabId{i});
     ++adopt_.slabs;
   }
+  pool_.set_limit(pool_.limit());  // what transcodes may have counts what is there
+  device_.resize(pool_.ceiling() * pool_.slab_bytes());
 }
 
 void StoreState::take_sequences() {

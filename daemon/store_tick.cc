@@ -180,6 +180,7 @@ void StoreState::update_words(Session& s) {
 }
 
 bool StoreState::is_busy() const {
+  if (pool_.over_slabs() > 0) return true;  // also without a session that keeps the ticks going
   if (!jobs_.empty() || verify_.running || device_.in_flight() > 0) return true;
   if (device_.published() != device_.publications()) return true;
   for (const auto& t : tenants_) {

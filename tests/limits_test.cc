@@ -47,6 +47,27 @@ TEST(LimitsTest, WhatIsKeptIsCountedAndMoreThanCanBeHandedOnIsSaid) {
   EXPECT_THAT(*check_kept(5001), AllOf(HasSubstr("may keep 5001"), HasSubstr("5000"), HasSubstr("raise slab_bytes")));
 }
 
+TEST(LimitsTest, AnArenaGrowsAsFarAsTheMachineAllows) {
+  const Needs host{.arena_bytes = 10 << 20, .slabs = 10, .sessions = 1, .tenants = 1};
+  const Room large{.memory_bytes = 1 << 30, .descriptors = 1'000'000};
+  EXPECT_EQ(most_slabs(host, large), 640u) << "64 times the start";
+  EXPECT_EQ(most_slabs(host, {.memory_bytes = 33 << 20, .descriptors = 1'000'000}), 33u);
+  EXPECT_EQ(most_slabs(host, {.memory_bytes = 0, .descriptors = 1'000'000}), 640u) << "unknown bounds nothing";
+  EXPECT_EQ(most_slabs(host, {.memory_bytes = 5 << 20, .descriptors = 1'000'000}), 10u) << "never below the start";
+  EXPECT_EQ(most_slabs(host, {.memory_bytes = 1 << 30, .descriptors = 1'000'000, .fixed = true}), 10u);
+  Room few = large;
+  few.descriptors = descriptors_needed(host) + 3 * 5 + 2;
+  EXPECT_EQ(most_slabs(host, few), 15u) << "a slab takes three";
+  few.descriptors = 1;
+  EXPECT_EQ(most_slabs(host, few), 10u);
+  Needs kept = host;
+  kept.slabs = 1000, kept.arena_bytes = 1000 << 20, kept.kept = true;
+  const Room memory{.memory_bytes = std::uint64_t{1} << 40, .descriptors = 1'000'000};
+  EXPECT_EQ(most_slabs(kept, memory), 5000 - kept_needed(kept) + 1000) << "no more than the next kvqd can be handed";
+  Needs gpus{.devices = 2, .gpus = true, .slabs = 100};
+  EXPECT_EQ(most_slabs(gpus, {.memory_bytes = 1, .descriptors = 1'000'000}), 6400u) << "pages are in the GPU's memory";
+}
+
 TEST(LimitsTest, GpuNeedsAMirrorForEachTenantAndWhatItsWorkerIsServedBy) {
   const Needs host{.devices = 2, .slabs = 10, .sessions = 3, .tenants = 4};
   Needs gpus = host;
@@ -140,7 +161,10 @@ TEST_F(LimitsDirectoryTest, SoftDescriptorLimitIsRaised) {
   (void)check_environment(needs);
   rlimit after{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &after), 0);
-  EXPECT_EQ(after.rlim_cur, descriptors_needed(needs));
+  Needs grown = needs;
+  grown.slabs = 64 * needs.slabs;
+  EXPECT_EQ(after.rlim_cur, std::min<std::uint64_t>(descriptors_needed(grown), before.rlim_max))
+      << "for as far as the arena may grow, where the hard limit allows it";
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 

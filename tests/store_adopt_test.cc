@@ -254,8 +254,9 @@ struct Refusal {
   std::string why;
 };
 
-Refusal try_adopt(StoreNode& node, Kept kept, StoreConfig config, std::uint32_t slabs = 6) {
-  const auto device = make_host_device(slabs * StoreNode::kSlabBytes, StoreNode::kSlabBytes, run_inline());
+Refusal try_adopt(StoreNode& node, Kept kept, StoreConfig config, std::uint32_t places = 12) {
+  const auto device =
+      make_host_device(6 * StoreNode::kSlabBytes, StoreNode::kSlabBytes, run_inline(), places * StoreNode::kSlabBytes);
   Refusal out;
   MapKeeper keeper;
   auto adopted = Store::adopt(
@@ -293,9 +294,9 @@ TEST(StoreAdopt, StateOfAnotherShapeIsRefusedWithBothValues) {
   StoreConfig config = node.config;
   config.max_pages = 512;
   EXPECT_EQ(try_adopt(node, node.keeper.hand_over(), config).why, "max_pages was 256, now it is 512");
-  const Refusal larger = try_adopt(node, node.keeper.hand_over(), node.config, 7);
+  const Refusal larger = try_adopt(node, node.keeper.hand_over(), node.config, 13);
   EXPECT_EQ(larger.code, Errc::invalid_argument);
-  EXPECT_EQ(larger.why, "arena_bytes was 393216, now it is 458752");
+  EXPECT_EQ(larger.why, "arena_bytes was 786432, now it is 851968");
 }
 
 TEST(StoreAdopt, EachMissingOrWrongFileIsNamed) {

@@ -13,8 +13,20 @@ const char* name(SlabState state) {
   return kNames[static_cast<std::size_t>(state)];
 }
 
-SlabPool::SlabPool(std::uint32_t slabs, std::uint64_t slab_bytes, std::uint32_t reserve)
-    : slab_bytes_(slab_bytes), reserve_(std::min(reserve, slabs)), free_slabs_(slabs), slabs_(slabs) {}
+SlabPool::SlabPool(std::uint32_t slabs, std::uint64_t slab_bytes, std::uint32_t reserve, std::uint32_t places)
+    : slab_bytes_(slab_bytes),
+      reserve_(std::min(reserve, slabs)),
+      limit_(slabs),
+      places_(std::max(slabs, places)),
+      ceiling_(slabs),
+      slabs_(slabs) {}
+
+void SlabPool::set_limit(std::uint32_t slabs) {
+  KVQ_ASSERT(slabs > reserve_ && slabs <= places_);
+  limit_ = slabs;
+  ceiling_ = used_slabs_ > limit_ ? std::min(places_, used_slabs_ + reserve_) : limit_;
+  if (slabs_.size() < ceiling_) slabs_.resize(ceiling_);
+}
 
 Slab& SlabPool::at(SlabId id) {
   KVQ_ASSERT(names_slab(id));
@@ -22,7 +34,7 @@ Slab& SlabPool::at(SlabId id) {
 }
 
 std::optional<SlabId> SlabPool::open(TenantId tenant, LayoutId layout, std::uint64_t page_bytes, bool for_transcode) {
-  if (free_slabs_ <= (for_transcode ? 0 : reserve_)) return std::nullopt;
+  if (!may_open(for_transcode)) return std::nullopt;
   std::uint32_t i = 0;
   while (slabs_[i].state != SlabState::free) ++i;
   claim(SlabId{i}, tenant, layout, page_bytes);
@@ -30,6 +42,8 @@ std::optional<SlabId> SlabPool::open(TenantId tenant, LayoutId layout, std::uint
 }
 
 void SlabPool::adopt(SlabId id, TenantId tenant, LayoutId layout, std::uint64_t page_bytes) {
+  KVQ_ASSERT(raw(id) < places_);
+  if (!names_slab(id)) slabs_.resize(raw(id) + 1);
   KVQ_ASSERT(at(id).state == SlabState::free);
   claim(id, tenant, layout, page_bytes);
 }
@@ -45,7 +59,7 @@ void SlabPool::claim(SlabId id, TenantId tenant, LayoutId layout, std::uint64_t 
   s.free_bits.assign((s.slots + 63) / 64, ~std::uint64_t{0});
   if (s.slots % 64 != 0) s.free_bits.back() = (std::uint64_t{1} << (s.slots % 64)) - 1;
   s.page.assign(s.slots, kNullPage);
-  --free_slabs_;
+  ++used_slabs_;
   classes_[class_key(tenant, layout)].slabs.push_back(id);
 }
 
@@ -88,7 +102,8 @@ void SlabPool::close(SlabId id) {
   KVQ_ASSERT(s.empty() && (s.state == SlabState::draining || s.state == SlabState::creating));
   std::erase(class_of(s).slabs, id);
   s = Slab{};
-  ++free_slabs_;
+  --used_slabs_;
+  ceiling_ = used_slabs_ > limit_ ? std::min(ceiling_, used_slabs_ + reserve_) : limit_;
 }
 
 std::optional<SlotRef> SlabPool::take(TenantId tenant, LayoutId layout, PageId page, std::optional<SlabId> except) {
@@ -178,13 +193,11 @@ void SlabPool::forget_hints() {
 }
 
 void SlabPool::check_invariants() const {
-  std::uint32_t free_count = 0;
+  std::uint32_t used = 0;
   std::unordered_map<std::uint64_t, std::uint32_t> ready_free;
   for (const Slab& s : slabs_) {
-    if (s.state == SlabState::free) {
-      ++free_count;
-      continue;
-    }
+    if (s.state == SlabState::free) continue;
+    ++used;
     std::uint32_t bits = 0, live = 0;
     for (std::uint64_t word : s.free_bits) bits += static_cast<std::uint32_t>(std::popcount(word));
     for (PageId page : s.page) live += page != kNullPage ? 1 : 0;
@@ -192,7 +205,7 @@ void SlabPool::check_invariants() const {
     KVQ_ASSERT(s.state == SlabState::ready || s.empty());
     if (s.state == SlabState::ready) ready_free[class_key(s.tenant, s.layout)] += bits;
   }
-  KVQ_ASSERT(free_count == free_slabs_);
+  KVQ_ASSERT(used == used_slabs_ && limit_ <= ceiling_ && ceiling_ <= size() && size() <= places_);
   for (const auto& [key, c] : classes_) KVQ_ASSERT(c.ready_free == ready_free[key]);
 }
 

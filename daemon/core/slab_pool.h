@@ -2,9 +2,11 @@
 //
 // Invariant: a slab that is not free has one tenant and one layout, and free + live + limbo slots = its slots. Slots
 // come from the fullest ready slab of their class, so that the others empty. The last `reserve` free slabs go to
-// transcodes alone, because making room takes room.
+// transcodes alone, because making room takes room. Slabs above a limit that was lowered go as they become free; until
+// then transcodes may have the reserve beside what is in use, and less with each slab that goes.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -40,20 +42,27 @@ struct Slab {
 
 class SlabPool {
  public:
-  SlabPool(std::uint32_t slabs, std::uint64_t slab_bytes, std::uint32_t reserve);
+  // `places`: the most slabs that there may ever be; 0: `slabs`.
+  SlabPool(std::uint32_t slabs, std::uint64_t slab_bytes, std::uint32_t reserve, std::uint32_t places = 0);
 
-  std::uint32_t size() const { return static_cast<std::uint32_t>(slabs_.size()); }
-  std::uint32_t free_slabs() const { return free_slabs_; }
-  std::uint32_t used_slabs() const { return size() - free_slabs_; }
+  std::uint32_t size() const { return static_cast<std::uint32_t>(slabs_.size()); }  // every slab's id is below
+  std::uint32_t limit() const { return limit_; }
+  std::uint32_t ceiling() const { return ceiling_; }  // the most that may be in use now: above the limit while used is
+  std::uint32_t used_slabs() const { return used_slabs_; }
+  std::uint32_t free_slabs() const { return limit_ - std::min(limit_, used_slabs_); }
+  std::uint32_t over_slabs() const { return used_slabs_ - std::min(limit_, used_slabs_); }
   std::uint32_t reserve() const { return reserve_; }
-  std::uint32_t usable_slabs() const { return size() - reserve_; }
+  std::uint32_t usable_slabs() const { return limit_ - reserve_; }
+  bool may_open(bool for_transcode) const { return used_slabs_ < (for_transcode ? ceiling_ : usable_slabs()); }
+  // Precondition: above the reserve, and at most `places`.
+  void set_limit(std::uint32_t slabs);
   std::uint64_t slab_bytes() const { return slab_bytes_; }
   const Slab& slab(SlabId id) const { return slabs_[raw(id)]; }
   bool names_slab(SlabId id) const { return raw(id) < slabs_.size(); }
 
   // free -> creating. Nothing when no slab is free, or only reserved ones are and `for_transcode` is false.
   std::optional<SlabId> open(TenantId tenant, LayoutId layout, std::uint64_t page_bytes, bool for_transcode);
-  // The same for the very slab that an earlier daemon used, whatever the reserve says. Precondition: it is free.
+  // The same for the very slab that an earlier daemon used, whatever the limit says. Precondition: it is free.
   void adopt(SlabId id, TenantId tenant, LayoutId layout, std::uint64_t page_bytes);
   // free -> live, at the very slot that a record names. False: it is taken already.
   bool occupy(SlotRef at, PageId page);
@@ -109,7 +118,8 @@ class SlabPool {
   void claim(SlabId id, TenantId tenant, LayoutId layout, std::uint64_t page_bytes);
 
   std::uint64_t slab_bytes_;
-  std::uint32_t reserve_, free_slabs_;
+  std::uint32_t reserve_, limit_, places_, ceiling_;
+  std::uint32_t used_slabs_ = 0;
   std::vector<Slab> slabs_;
   std::unordered_map<std::uint64_t, Class> classes_;
 };

@@ -60,10 +60,18 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  virtual std::string name() const = 0;  // "host"
-  virtual std::uint64_t arena_bytes() const = 0;
+  virtual std::string name() const = 0;           // "host"
+  virtual std::uint64_t arena_bytes() const = 0;  // that slabs may take
   virtual std::uint64_t slab_bytes() const = 0;
   std::uint32_t slabs() const { return static_cast<std::uint32_t>(arena_bytes() / slab_bytes()); }
+  // What its configuration asked for; arena_bytes() may be less, where there was no memory for it.
+  virtual std::uint64_t asked_bytes() const { return arena_bytes(); }
+  // The range of addresses in which slabs have their places, the same for every importer: how far the arena may grow.
+  virtual std::uint64_t most_bytes() const { return arena_bytes(); }
+  std::uint32_t places() const { return static_cast<std::uint32_t>(most_bytes() / slab_bytes()); }
+  virtual bool can_resize() const { return false; }
+  // Changes arena_bytes(), at most to most_bytes(). Slabs that are there stay.
+  virtual void resize(std::uint64_t /*arena_bytes*/) {}
 
   // A new, zeroed slab at its place in the arena. Until destroy_slab the id is taken. no_memory: none now; ask again.
   virtual Result<void> create_slab(SlabId slab) = 0;
@@ -119,6 +127,8 @@ using RunBlocking = std::function<void(std::function<void()> work, std::function
 
 inline void Device::add_mirror(TenantId, const DirectoryEntry*, std::uint32_t, Descriptor) {}
 
-std::unique_ptr<Device> make_host_device(std::uint64_t arena_bytes, std::uint64_t slab_bytes, RunBlocking run);
+// `most_bytes`: 0: it cannot grow.
+std::unique_ptr<Device> make_host_device(std::uint64_t arena_bytes, std::uint64_t slab_bytes, RunBlocking run,
+                                         std::uint64_t most_bytes = 0);
 
 }  // namespace kvq

@@ -81,15 +81,21 @@ void run_batch(Batch& batch, std::byte* base) {
 
 class HostDevice final : public Device {
  public:
-  HostDevice(std::uint64_t arena_bytes, std::uint64_t slab_bytes, RunBlocking run)
+  HostDevice(std::uint64_t arena_bytes, std::uint64_t most_bytes, std::uint64_t slab_bytes, RunBlocking run)
       : slab_bytes_(slab_bytes),
+        asked_bytes_(arena_bytes),
+        arena_bytes_(arena_bytes),
         run_(std::move(run)),
-        shared_(std::make_shared<Shared>(arena_bytes)),
-        files_(arena_bytes / slab_bytes) {}
+        shared_(std::make_shared<Shared>(most_bytes)),
+        files_(most_bytes / slab_bytes) {}
 
   std::string name() const override { return "host"; }
-  std::uint64_t arena_bytes() const override { return shared_->arena.size; }
+  std::uint64_t arena_bytes() const override { return arena_bytes_; }
   std::uint64_t slab_bytes() const override { return slab_bytes_; }
+  std::uint64_t asked_bytes() const override { return asked_bytes_; }
+  std::uint64_t most_bytes() const override { return shared_->arena.size; }
+  bool can_resize() const override { return true; }
+  void resize(std::uint64_t bytes) override { arena_bytes_ = bytes; }
 
   Result<void> create_slab(SlabId slab) override {
     Result<Descriptor> file = make_memory_file("kvq-slab", slab_bytes_);
@@ -161,7 +167,8 @@ class HostDevice final : public Device {
   }
   std::byte* place(SlabId slab) const { return shared_->arena.base + std::uint64_t{raw(slab)} * slab_bytes_; }
 
-  std::uint64_t slab_bytes_;
+  const std::uint64_t slab_bytes_, asked_bytes_;
+  std::uint64_t arena_bytes_;
   RunBlocking run_;
   std::shared_ptr<Shared> shared_;
   std::vector<std::optional<Files>> files_;
@@ -169,14 +176,17 @@ class HostDevice final : public Device {
 
 }  // namespace
 
-std::unique_ptr<Device> make_host_device(std::uint64_t arena_bytes, std::uint64_t slab_bytes, RunBlocking run) {
-  if (slab_bytes == 0 || slab_bytes % 4096 != 0 || arena_bytes == 0 || arena_bytes % slab_bytes != 0) {
+std::unique_ptr<Device> make_host_device(std::uint64_t arena_bytes, std::uint64_t slab_bytes, RunBlocking run,
+                                         std::uint64_t most_bytes) {
+  if (most_bytes == 0) most_bytes = arena_bytes;
+  if (slab_bytes == 0 || slab_bytes % 4096 != 0 || arena_bytes == 0 || arena_bytes % slab_bytes != 0 ||
+      most_bytes % slab_bytes != 0) {
     throw std::invalid_argument("slab_bytes must be a multiple of 4096 and arena_bytes a multiple of slab_bytes");
   }
-  if (arena_bytes / kOffsetUnitBytes > kOffsetMask) {
+  if (most_bytes / kOffsetUnitBytes > kOffsetMask) {
     throw std::invalid_argument("arena_bytes is larger than a directory entry can address");
   }
-  return std::make_unique<HostDevice>(arena_bytes, slab_bytes, std::move(run));
+  return std::make_unique<HostDevice>(arena_bytes, most_bytes, slab_bytes, std::move(run));
 }
 
 }  // namespace kvq

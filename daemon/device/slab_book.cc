@@ -6,22 +6,29 @@
 
 namespace kvq {
 
-void SlabBook::start(std::uint64_t slab_bytes, std::uint32_t slabs, bool files) {
+void SlabBook::start(std::uint64_t slab_bytes, std::uint32_t slabs, std::uint32_t places, bool files) {
   slab_bytes_ = slab_bytes;
+  limit_ = slabs;
   files_ = files;
-  slabs_.resize(slabs);
+  slabs_.resize(places);
+}
+
+std::uint32_t SlabBook::placed() const {
+  const auto placed = std::count_if(slabs_.begin(), slabs_.end(), [](const auto& slab) { return slab.has_value(); });
+  return static_cast<std::uint32_t>(placed);
 }
 
 std::uint32_t SlabBook::missing() const {
-  std::uint32_t free = 0;
-  for (const auto& slab : slabs_) free += slab ? 0 : 1;
-  return free > spares() ? free - spares() : 0;
+  const std::uint32_t have = placed() + spares();
+  return limit_ > have ? limit_ - have : 0;
 }
 
-std::uint64_t SlabBook::held_bytes() const {
-  const auto placed = std::count_if(slabs_.begin(), slabs_.end(), [](const auto& slab) { return slab.has_value(); });
-  return (static_cast<std::uint64_t>(placed) + spares()) * slab_bytes_;
+std::uint32_t SlabBook::surplus() const {
+  const std::uint32_t have = placed() + spares();
+  return have > limit_ ? std::min(have - limit_, spares()) : 0;
 }
+
+std::uint64_t SlabBook::held_bytes() const { return (std::uint64_t{placed()} + spares()) * slab_bytes_; }
 
 void SlabBook::add_spare(std::uint32_t index, std::uint64_t serial, Descriptor file) {
   if (file.get() >= 0 && serial != 0) spares_.push_back({index, serial, std::move(file)});
@@ -97,8 +104,9 @@ void SlabBook::restart(WorkerLink& link) {
 }
 
 void SlabBook::drop_spare(WorkerLink& link) {
-  KVQ_ASSERT(!spares_.empty() && !slabs_.empty() && !slabs_.back());
-  const std::uint32_t place = size() - 1;
+  const auto free = std::find_if(slabs_.begin(), slabs_.end(), [](const auto& slab) { return !slab; });
+  KVQ_ASSERT(!spares_.empty() && free != slabs_.end());
+  const auto place = static_cast<std::uint32_t>(free - slabs_.begin());
   link.socket().send({.kind = gpu::MessageKind::place, .index = place, .serial = spares_.back().serial});
   link.socket().send({.kind = gpu::MessageKind::release, .index = place});
   spares_.pop_back();

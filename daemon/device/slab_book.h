@@ -25,13 +25,16 @@ class SlabBook {
     Errc refusal = Errc::ok;  // likewise
   };
 
-  // `files`: memory files, whose descriptors can be opened again for reading only.
-  void start(std::uint64_t slab_bytes, std::uint32_t slabs, bool files);
+  // `places`: the most slabs that there may ever be. `files`: memory files, whose descriptors can be opened again for
+  // reading only.
+  void start(std::uint64_t slab_bytes, std::uint32_t slabs, std::uint32_t places, bool files);
   std::uint64_t slab_bytes() const { return slab_bytes_; }
-  std::uint32_t size() const { return static_cast<std::uint32_t>(slabs_.size()); }
-  void shrink(std::uint32_t slabs) { slabs_.resize(slabs); }
+  std::uint32_t places() const { return static_cast<std::uint32_t>(slabs_.size()); }
+  std::uint32_t limit() const { return limit_; }
+  void set_limit(std::uint32_t slabs) { limit_ = slabs; }
   std::uint32_t spares() const { return static_cast<std::uint32_t>(spares_.size()); }
-  std::uint32_t missing() const;  // spares that a full arena would need
+  std::uint32_t missing() const;     // spares that a full arena would need
+  std::uint32_t surplus() const;     // spares that it would not
   std::uint64_t held_bytes() const;  // with a place or spare
 
   // `index`: the slab that it can become, or gpu::kAnySlab.
@@ -47,7 +50,7 @@ class SlabBook {
   // A new worker is asked to adopt all; one that ended took its spares along.
   void restart(WorkerLink& link);
   void stop() { spares_.clear(); }
-  // Gives the newest spare, which fits any place, back: what else the GPU must hold needs room, too.
+  // Gives the newest spare, which fits any place, back to the GPU.
   void drop_spare(WorkerLink& link);
   std::string problem() const;  // of any slab; empty: none
 
@@ -57,10 +60,12 @@ class SlabBook {
     std::uint64_t serial;
     Descriptor file;
   };
+  std::uint32_t placed() const;
   Result<Descriptor> reader_of(const Descriptor& file) const;
   void send_adopt(WorkerLink& link, SlabId slab);
 
   std::uint64_t slab_bytes_ = 0;
+  std::uint32_t limit_ = 0;
   bool files_ = false;
   std::vector<std::optional<Slab>> slabs_;
   std::deque<Spare> spares_;

@@ -75,6 +75,18 @@ void WorkerDevice::fill() {
   link_.socket().send({.kind = gpu::MessageKind::fill, .count = slabs_.missing()});
 }
 
+// What the GPU has no room for now is asked for again when a slab is needed.
+void WorkerDevice::resize(std::uint64_t bytes) {
+  slabs_.set_limit(static_cast<std::uint32_t>(bytes / slabs_.slab_bytes()));
+  if (!works() || !looped_) return;  // a next worker is asked for all of it; so is the first, when the loop begins
+  give_surplus();
+  fill();
+}
+
+void WorkerDevice::give_surplus() {
+  while (works() && slabs_.surplus() > 0) slabs_.drop_spare(link_);
+}
+
 void WorkerDevice::add_mirror(TenantId tenant, const DirectoryEntry* entries, std::uint32_t capacity,
                               Descriptor adopted) {
   mirrors_.add(tenant, entries, capacity, std::move(adopted));
@@ -193,10 +205,12 @@ void WorkerDevice::handle(gpu::Packet& packet) {
       if (looped_) set_up_again();
       return;
     case gpu::MessageKind::spare:
-      return slabs_.add_spare(m.index, m.serial, std::move(packet.file));
+      slabs_.add_spare(m.index, m.serial, std::move(packet.file));
+      return give_surplus();
     case gpu::MessageKind::ready:
       filling_ = false;
       shortage_ = told(m);
+      if (m.code == Errc::ok) fill();  // the arena may have grown meanwhile
       // Each of its places is a slab or a spare by and by: it was only asked twice for the same.
       if (is_legacy() && looped_ && m.code == Errc::no_memory) shortage_.clear();
       return;
@@ -277,7 +291,7 @@ void WorkerDevice::set_up_again() {
   if (std::strcmp(greeting_.uuid, hello_.uuid) != 0 || std::strcmp(greeting_.device, hello_.device) != 0) {
     return end_worker(std::string("the next one found another GPU, ") + greeting_.uuid);
   }
-  link_.socket().send({.kind = gpu::MessageKind::begin, .bytes = slabs_.slab_bytes(), .count = slabs_.size()});
+  link_.socket().send({.kind = gpu::MessageKind::begin, .bytes = slabs_.slab_bytes(), .count = slabs_.places()});
   slabs_.restart(link_);
   mirrors_.restart(link_);
   jobs_.restart(link_);
@@ -306,7 +320,7 @@ DeviceHealth WorkerDevice::health() const {
   } else if (h.text = slabs_.problem(); h.text.empty()) {
     h.text = mirrors_.problem();
     if (h.text.empty() && !shortage_.empty() && slabs_.missing() > 0) {
-      h.text = "the GPU has no room for " + std::to_string(slabs_.missing()) + " of " + std::to_string(slabs_.size()) +
+      h.text = "the GPU has no room for " + std::to_string(slabs_.missing()) + " of " + std::to_string(slabs_.limit()) +
                " slabs: " + shortage_;
     }
   }

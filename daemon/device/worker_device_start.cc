@@ -3,6 +3,7 @@
 // Invariant: before the loop, so it may wait; each wait is bounded and ends when the worker does.
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -103,19 +104,15 @@ bool WorkerDevice::fill_arena(MadeWorkerDevice& made, std::uint32_t asked) {
     return false;
   }
   made.warning = numbers + "; kvqd serves these";
-  slabs_.shrink(fit);
+  slabs_.set_limit(fit);
   shortage_.clear();
   return true;
 }
 
 bool WorkerDevice::start(MadeWorkerDevice& made, WorkerLink started) {
   if (!launch(made, std::move(started))) return false;
-  std::uint64_t bytes = options_.kept_arena_bytes;
-  if (bytes == 0 && options_.arena_share > 0) {
-    bytes = static_cast<std::uint64_t>(options_.arena_share * static_cast<double>(hello_.total_bytes));
-  } else if (bytes == 0) {
-    bytes = options_.arena_bytes;
-  }
+  const double share = options_.arena_share * static_cast<double>(hello_.total_bytes);
+  const std::uint64_t bytes = share > 0 ? static_cast<std::uint64_t>(share) : options_.arena_bytes;
   const std::uint64_t slabs = bytes / options_.slab_bytes;
   if (slabs < options_.least_slabs || slabs * options_.slab_bytes / kOffsetUnitBytes > kOffsetMask) {
     made.why_not = "the arena would be " + std::to_string(slabs) + " slabs of " + shown(options_.slab_bytes) +
@@ -123,12 +120,23 @@ bool WorkerDevice::start(MadeWorkerDevice& made, WorkerLink started) {
                    " slabs are needed; raise arena_bytes or lower slab_bytes";
     return false;
   }
-  slabs_.start(options_.slab_bytes, static_cast<std::uint32_t>(slabs), std::strcmp(hello_.device, "host") == 0);
-  link_.socket().send({.kind = gpu::MessageKind::begin, .bytes = slabs_.slab_bytes(), .count = slabs_.size()});
+  asked_bytes_ = slabs * options_.slab_bytes;
+  const std::uint64_t places = places_for(slabs);
+  slabs_.start(options_.slab_bytes, static_cast<std::uint32_t>(std::min(slabs, places)),
+               static_cast<std::uint32_t>(places), std::strcmp(hello_.device, "host") == 0);
+  link_.socket().send({.kind = gpu::MessageKind::begin, .bytes = slabs_.slab_bytes(), .count = slabs_.places()});
   state_ = State::working;
   mirrors_.restart(link_);
   if (options_.kept_arena_bytes != 0) return true;  // its slabs come first, and what is left is filled by and by
-  return fill_arena(made, slabs_.size());
+  return fill_arena(made, slabs_.limit());
+}
+
+// One allocation is made whole. Else places are addresses, which cost nothing: there are some for all of the GPU.
+std::uint64_t WorkerDevice::places_for(std::uint64_t slabs) const {
+  if (is_legacy()) return slabs;
+  if (options_.kept_arena_bytes != 0) return options_.kept_arena_bytes / options_.slab_bytes;
+  const std::uint64_t most = std::min({hello_.total_bytes, options_.most_bytes, kOffsetMask * kOffsetUnitBytes});
+  return std::max(slabs, most / options_.slab_bytes);
 }
 
 MadeWorkerDevice make_worker_device(WorkerOptions options, WorkerLink started) {

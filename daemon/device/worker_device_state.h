@@ -26,8 +26,12 @@ class WorkerDevice final : public Device {
 
   std::string name() const override { return hello_.device; }
   bool can_adopt() const override { return !is_legacy(); }
-  std::uint64_t arena_bytes() const override { return std::uint64_t{slabs_.size()} * slabs_.slab_bytes(); }
+  std::uint64_t arena_bytes() const override { return std::uint64_t{slabs_.limit()} * slabs_.slab_bytes(); }
   std::uint64_t slab_bytes() const override { return slabs_.slab_bytes(); }
+  std::uint64_t asked_bytes() const override { return asked_bytes_; }
+  std::uint64_t most_bytes() const override { return std::uint64_t{slabs_.places()} * slabs_.slab_bytes(); }
+  bool can_resize() const override { return !is_legacy(); }
+  void resize(std::uint64_t bytes) override;
 
   Result<void> create_slab(SlabId slab) override;
   Result<void> adopt_slab(SlabId slab, Descriptor& file, std::uint64_t serial) override;
@@ -59,6 +63,7 @@ class WorkerDevice final : public Device {
   bool launch(MadeWorkerDevice& made, WorkerLink started);
   bool check_hello(MadeWorkerDevice& made);
   bool fill_arena(MadeWorkerDevice& made, std::uint32_t asked);
+  std::uint64_t places_for(std::uint64_t slabs) const;
   // Reads messages until `done` says so; false: the worker ended or said nothing for `most_ms`.
   bool await(const std::function<bool()>& done, std::uint32_t most_ms);
 
@@ -74,6 +79,7 @@ class WorkerDevice final : public Device {
   void handle(gpu::Packet& packet);
   void handle_failed(const gpu::Message& message);
   void fill();
+  void give_surplus();
   void flow();
   void end_worker(std::string cause);
   void collect();
@@ -92,6 +98,7 @@ class WorkerDevice final : public Device {
   gpu::Hello hello_, greeting_;  // of the first worker; of this one
   WorkerLink link_;
   SlabBook slabs_;
+  std::uint64_t asked_bytes_ = 0;
   MirrorBook mirrors_;
   JobBook jobs_;
   bool filling_ = false;  // a `ready` is to come

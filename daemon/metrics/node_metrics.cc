@@ -66,6 +66,8 @@ std::uint64_t reserve_bytes(const StoreStatus& s) { return std::min(s.slabs_rese
 void write_memory(Writer& w) {
   w.device("kvq_arena_bytes", kGauge, "Memory for all pages of the device.",
            [](const DeviceReport& d) { return d.store.arena_bytes; });
+  w.device("kvq_arena_target_bytes", kGauge, "What the arena is to be: less than it is while it shrinks.",
+           [](const DeviceReport& d) { return d.store.target_bytes; });
   w.device("kvq_slab_bytes", kGauge, "Unit in which tenants get memory.",
            [](const DeviceReport& d) { return d.store.slab_bytes; });
   w.of_devices(

@@ -170,6 +170,21 @@ class AdminServer final : public wire::Admin::Server {
     return kj::READY_NOW;
   }
 
+  kj::Promise<void> resize(ResizeContext context) override {
+    auto results = context.getResults();
+    const auto params = context.getParams();
+    Json report;
+    const auto refusal =
+        resize_arenas(parts_.devices, params.getDevice().cStr(), params.getArenaBytes(), params.getDryRun(), report);
+    if (refusal) {
+      set_status(results.initStatus(), refusal->code, refusal->message);
+      return kj::READY_NOW;
+    }
+    set_ok(results.initStatus());
+    results.setJson(text(report));
+    return kj::READY_NOW;
+  }
+
   // Watermarks are the same in all stores; a tenant is changed wherever it is.
   kj::Promise<void> set(SetContext context) override {
     auto results = context.getResults();

@@ -6,15 +6,14 @@
 
 #include <nlohmann/json.hpp>
 
-#include "daemon/rpc/devices.h"
+#include "daemon/rpc/reply.h"
 
 namespace kvq {
 
-// Devices, and a tenant's id there; nothing for all tenants.
-using TenantOnDevices = std::vector<std::pair<ServedDevice*, std::optional<TenantId>>>;
-
-nlohmann::ordered_json evict_cached(const Devices& devices, const TenantOnDevices& where, std::uint64_t idle_ms,
-                                    bool dry_run);
-nlohmann::ordered_json compact_slabs(const Devices& devices, const TenantOnDevices& where, bool dry_run);
+nlohmann::ordered_json evict_cached(const Devices& devices, const Where& where, std::uint64_t idle_ms, bool dry_run);
+nlohmann::ordered_json compact_slabs(const Devices& devices, const Where& where, bool dry_run);
+// The arena of the device of that name; empty: of all devices, or of none if one cannot.
+std::optional<Refusal> resize_arenas(const Devices& devices, const std::string& name, std::uint64_t arena_bytes,
+                                     bool dry_run, nlohmann::ordered_json& report);
 
 }  // namespace kvq

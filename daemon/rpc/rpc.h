@@ -60,7 +60,7 @@ struct RpcOptions {
   std::string admin_group;  // its name, for messages
 
   // What SessionInfo tells each client, beside the store's instance.
-  std::uint64_t arena_bytes = 0;
+  std::uint64_t range_bytes = 0;  // of addresses, in which every slab has its place
   std::uint64_t slab_bytes = 0;
   Format cold_format = Format::int4;
   std::string device;

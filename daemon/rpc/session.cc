@@ -291,7 +291,7 @@ class NodeServer final : public wire::Node::Server {
     info.setTenant(raw(session.tenant));
     info.setTenantName(tenant.name);
     info.setSalt(kj::arrayPtr(tenant.salt.data(), tenant.salt.size()));
-    info.setArenaBytes(options.arena_bytes);
+    info.setArenaBytes(options.range_bytes);
     info.setSlabBytes(options.slab_bytes);
     info.setDaemonInstance(sessions.store().status().instance);
     info.setColdFormat(static_cast<std::uint8_t>(options.cold_format));

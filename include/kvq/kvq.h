@@ -159,7 +159,7 @@ typedef struct kvq_model_info {
   uint32_t session;            /* daemon's number for it */
   uint32_t tenant;
   const char* tenant_name;
-  uint64_t arena_bytes;
+  uint64_t arena_bytes;        /* addresses reserved for it: the most that kvqd may make it, not what it is */
   uint64_t slab_bytes;
   uint64_t dense_page_bytes;   /* one page of this model, dense */
   uint64_t cold_page_bytes;    /* the same in the daemon's cold format */

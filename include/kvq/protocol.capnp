@@ -69,7 +69,7 @@ struct SessionInfo {
   tenant @1 :UInt32;
   tenantName @2 :Text;
   salt @3 :Data;              # 32 bytes, secret to the tenant
-  arenaBytes @4 :UInt64;
+  arenaBytes @4 :UInt64;      # addresses to reserve: slab i at i * slabBytes, however large the arena is now
   slabBytes @5 :UInt64;
   daemonInstance @6 :UInt64;  # random per arena; processes share one mapping per (instance, tenant)
   coldFormat @7 :UInt8;       # Format the daemon quantizes to

@@ -65,6 +65,63 @@ TEST(SlabPool, ReserveIsForTranscodesAlone) {
   EXPECT_EQ(pool.free_slabs(), 0u);
 }
 
+TEST(SlabPool, AGrownLimitGivesFurtherSlabs) {
+  SlabPool pool(2, 65536, 1, 4);
+  EXPECT_TRUE(pool.open(kA, kDense, 16384, false));
+  EXPECT_FALSE(pool.open(kA, kDense, 16384, false));
+  pool.set_limit(4);
+  EXPECT_EQ(pool.usable_slabs(), 3u);
+  EXPECT_TRUE(pool.open(kA, kDense, 16384, false));
+  EXPECT_EQ(raw(*pool.open(kA, kDense, 16384, false)), 2u);
+  EXPECT_FALSE(pool.open(kA, kDense, 16384, false));
+  EXPECT_EQ(raw(*pool.open(kA, kCold, 4608, true)), 3u);
+  pool.check_invariants();
+}
+
+TEST(SlabPool, SlabsAboveALoweredLimitGoAndOnlyTranscodesGetFurtherOnes) {
+  SlabPool pool(8, 65536, 1);
+  std::vector<SlabId> slabs;
+  for (int i = 0; i < 7; ++i) slabs.push_back(*pool.open(kA, kDense, 16384, false));
+  pool.set_limit(4);
+  EXPECT_EQ(pool.over_slabs(), 3u);
+  EXPECT_EQ(pool.free_slabs(), 0u);
+  EXPECT_EQ(pool.ceiling(), 8u) << "one for transcodes, as before";
+  EXPECT_FALSE(pool.open(kA, kDense, 16384, false));
+  const SlabId cold = *pool.open(kA, kCold, 4608, true);
+  EXPECT_FALSE(pool.open(kA, kCold, 4608, true));
+  const auto close = [&](SlabId slab) {
+    pool.start_drain(slab);
+    pool.close(slab);
+    pool.check_invariants();
+  };
+  for (int i = 0; i < 3; ++i) close(slabs[static_cast<std::size_t>(i)]);
+  EXPECT_EQ(pool.over_slabs(), 1u);
+  EXPECT_EQ(pool.ceiling(), 6u);
+  close(cold);
+  EXPECT_EQ(pool.over_slabs(), 0u);
+  EXPECT_EQ(pool.ceiling(), 4u) << "from here on it is an arena like any other";
+  close(slabs[3]);
+  EXPECT_EQ(pool.free_slabs(), 1u);
+  EXPECT_FALSE(pool.open(kA, kDense, 16384, false)) << "that is the reserve";
+  pool.set_limit(8);
+  EXPECT_EQ(pool.ceiling(), 8u);
+  EXPECT_TRUE(pool.open(kA, kDense, 16384, false));
+}
+
+TEST(SlabPool, TranscodesGetASlabHoweverFullTheArenaWas) {
+  SlabPool full(4, 65536, 1, 8);
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(full.open(kA, i < 3 ? kDense : kCold, i < 3 ? 16384 : 4608, i == 3));
+  full.set_limit(2);
+  EXPECT_TRUE(full.open(kA, kCold, 4608, true));
+  SlabPool adopted(2, 65536, 1, 8);  // of a daemon that shrinks it
+  for (std::uint32_t i = 0; i < 6; ++i) adopted.adopt(SlabId{i}, kA, kDense, 16384);
+  adopted.set_limit(2);
+  EXPECT_EQ(adopted.over_slabs(), 4u);
+  EXPECT_TRUE(adopted.open(kA, kCold, 4608, true));
+  EXPECT_FALSE(adopted.open(kA, kCold, 4608, true));
+  adopted.check_invariants();
+}
+
 TEST(SlabPool, FullestSlabFillsFirst) {
   SlabPool pool(3, 65536, 0);
   const SlabId one = ready(pool, kA, kDense, 16384), two = ready(pool, kA, kDense, 16384);

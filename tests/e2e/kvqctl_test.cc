@@ -95,6 +95,24 @@ TEST_F(Kvqctl, EvictAndCompactSayWhatTheyDo) {
   expect_failure({"compact", "--tenant", "gamma"}, 1, "known: alpha, beta");
 }
 
+TEST_F(Kvqctl, ResizeChangesTheArenaOfARunningKvqd) {
+  EXPECT_EQ(document({"resize", "8MiB", "--dry-run"})["arena_bytes_before"], 16 << 20);
+  EXPECT_EQ(document({"status"})["arena"]["bytes"], 16 << 20);
+  EXPECT_EQ(ctl({"resize", "32MiB"}).out, "resized the arena of host from 16.0 MiB to 32.0 MiB: 0 slabs are in use\n");
+  const json arena = document({"status"})["arena"];
+  EXPECT_EQ(arena["bytes"], 32 << 20);
+  EXPECT_EQ(arena["target_bytes"], 32 << 20);
+  EXPECT_EQ(arena["start_bytes"], 16 << 20);
+  EXPECT_EQ(arena["slabs_over"], 0);
+  EXPECT_GE(arena["most_bytes"], 32 << 20);
+  expect_failure({"resize", "1500KiB"}, 1, "2MiB at least");
+  expect_failure({"resize", "5000KiB"}, 1, "so 4MiB or 5MiB");
+  expect_failure({"resize", "1TiB"}, 1, "were reserved at the start");
+  expect_failure({"resize", "8MiB", "--device", "GPU-1"}, 1, "GPU-1");
+  expect_failure({"resize", "much"}, 2, "SIZE = much");
+  expect_failure({"resize"}, 2, "size");
+}
+
 TEST_F(Kvqctl, SettingsTakeEffectAtOnce) {
   EXPECT_EQ(document({"set", "quantize_at", "0.4"})["quantize_at"], 0.4);
   EXPECT_EQ(document({"set", "quota.alpha", "4MiB"})["quota_bytes"], 4 << 20);

@@ -160,7 +160,7 @@ std::unique_ptr<Store> take_over(Device& device, MapKeeper& keeper, std::uint64_
 }
 
 std::unique_ptr<Device> make_device() {
-  return make_host_device(6 * StoreNode::kSlabBytes, StoreNode::kSlabBytes, run_inline());
+  return make_host_device(6 * StoreNode::kSlabBytes, StoreNode::kSlabBytes, run_inline(), 12 * StoreNode::kSlabBytes);
 }
 
 void adopt(FuzzInput& in) {

@@ -324,7 +324,8 @@ class HostileMessages {
       }
       case 14: {
         auto p = params<wire::Admin::ResizeParams>(message);
-        p.setArenaBytes(std::uint64_t{in_.below(64)} << 20);
+        p.setArenaBytes(std::uint64_t{number()} * (in_.below(4) == 3 ? 1 : 65536));
+        p.setDevice(in_.below(4) == 3 ? "GPU-x" : "");
         p.setDryRun(in_.below(2) == 1);
         return;
       }

@@ -132,7 +132,8 @@ class RpcNode {
     return c;
   }
   static std::unique_ptr<Device> make_device() {
-    return make_host_device(kSlabs * StoreNode::kSlabBytes, StoreNode::kSlabBytes, run_inline());
+    return make_host_device(kSlabs * StoreNode::kSlabBytes, StoreNode::kSlabBytes, run_inline(),
+                            2 * kSlabs * StoreNode::kSlabBytes);
   }
   Store::DeliverNotice deliver() {
     return [this](const SlabNotice& notice) {
@@ -145,7 +146,7 @@ class RpcNode {
     options.unlisted = TenantSpec{};
     options.make_salt = [] { return std::array<std::uint8_t, 32>{1, 2, 3}; };
     options.admin_uids = {::getuid()};
-    options.arena_bytes = kSlabs * StoreNode::kSlabBytes;
+    options.range_bytes = 2 * kSlabs * StoreNode::kSlabBytes;
     options.slab_bytes = StoreNode::kSlabBytes;
     options.device = "host";
     options.max_sessions_per_peer = 8;

@@ -89,6 +89,24 @@ TEST(NodeMetrics, KindsOfMemorySumToTheArena) {
   }
 }
 
+TEST(NodeMetrics, SlabsAboveTheArenasNewSizeCountAsLongAsTheyAreThere) {
+  NodeReport report = fresh();
+  StoreStatus& s = report.devices[0].store;
+  s.target_bytes = 4 << 20;  // 6 slabs are in use
+  s.arena_bytes = 6 << 20;
+  s.slabs = 6;
+  s.slabs_free = 0;
+  s.slabs_over = 2;
+  s.tenants[0].slab_bytes = 6 << 20;
+  s.tenants[0].format[1].bytes = 5 << 20;
+  s.tenants[0].free_bytes = 1 << 20;
+  const Samples samples = parse_samples(metrics_text(report));
+  EXPECT_EQ(sum_of(samples, "kvq_memory_bytes"), 6 << 20);
+  EXPECT_EQ(sum_of(samples, "kvq_arena_bytes"), 6 << 20);
+  EXPECT_EQ(sum_of(samples, "kvq_arena_target_bytes"), 4 << 20);
+  EXPECT_EQ(samples.at("kvq_memory_bytes{device=\"host\",kind=\"free\"}"), 0);
+}
+
 TEST(NodeMetrics, ATenantEndsWhenNoSettingNamesItAndItHoldsNothing) {
   NodeReport report = fresh();
   TenantStatus& t = report.devices[0].store.tenants[0];

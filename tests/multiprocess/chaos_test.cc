@@ -99,6 +99,14 @@ class Chaos : public ::testing::Test {
     }
   }
 
+  void resize(std::uint64_t slabs) {
+    try {
+      RawSession(daemon_.socket()).resize(slabs * 256 * 1024);
+    } catch (const std::exception&) {
+      ++settings_refused_;
+    }
+  }
+
   void strike_daemon() {
     const std::uint64_t what = below(8);
     if (what < 2) return daemon_.kill();
@@ -127,7 +135,8 @@ class Chaos : public ::testing::Test {
   }
 
   void change_settings() {
-    const std::uint64_t what = below(6);
+    const std::uint64_t what = below(8);
+    if (what > 5) return resize(8 + below(40));  // of 16 at the start
     if (what == 0) return set("quota.mine", std::to_string(below(12) * 256) + "KiB");
     if (what == 1) return set("quota.theirs", std::to_string(below(12) * 256) + "KiB");
     if (what == 2) return set("share.mine", std::to_string(1 + below(4)));

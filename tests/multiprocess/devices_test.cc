@@ -365,5 +365,24 @@ TEST_F(Devices, AModelThatNamesNoneIsToldWhichThereAreAndAllCountForTheLimits) {
   EXPECT_EQ(refused(kA, KVQ_ROLE_BOTH).first, KVQ_ERR_LIMIT_REACHED);
 }
 
+TEST_F(Devices, AreResizedTogetherOrOneAlone) {
+  start();
+  const json both = document("resize 8MiB");
+  ASSERT_EQ(both["devices"].size(), 2u) << both.dump();
+  for (const json& device : both["devices"]) EXPECT_EQ(device["arena_bytes_before"], 4 << 20);
+  EXPECT_EQ(document(std::string("resize 2MiB --device ") + kB)["device"], kB);
+  const auto arena = [this](int device) { return document("status")["devices"][device]["arena"]; };
+  EXPECT_EQ(arena(0)["bytes"], 8 << 20);
+  EXPECT_EQ(arena(1)["bytes"], 2 << 20);
+  int exit_code = 0;
+  EXPECT_NE(ctl("resize 1TiB", &exit_code).find(kA), std::string::npos);
+  EXPECT_EQ(exit_code, 1);
+  EXPECT_EQ(arena(0)["bytes"], 8 << 20);
+  daemon_->kill();
+  daemon_->await_lives(2);
+  EXPECT_EQ(arena(0)["bytes"], 8 << 20);
+  EXPECT_EQ(arena(1)["bytes"], 2 << 20) << "each keeps its own";
+}
+
 }  // namespace
 }  // namespace kvq::test

@@ -239,6 +239,49 @@ TEST(GpuWorker, AutoTakesLegacyHandlesOnlyWhereDescriptorsCannotPass) {
   EXPECT_THROW(exporter("vmm", "no_vmm=1"), std::runtime_error);
 }
 
+testing::Ended resize(const HeldDaemon& daemon, const std::string& size) {
+  const testing::Directory directory;
+  return testing::run(directory, {KVQCTL_PATH, "--socket", daemon.socket(), "resize", size});
+}
+
+TEST(GpuWorker, TheArenaGrowsAndShrinksUnderClientsAndOverTheDeathOfItsWorker) {
+  constexpr std::uint64_t kMiB = 1 << 20;
+  HeldDaemon daemon(settings());
+  DecoderProcess one(daemon.socket(), 1);
+  one.decode_for(300);
+  const std::uint64_t held = status_of(daemon)["device_health"]["held_bytes"];  // slabs and the mirror
+  const auto holds = [&](std::uint64_t bytes) {
+    const auto end = Clock::now() + std::chrono::seconds(30);
+    while (Clock::now() < end && status_of(daemon)["device_health"]["held_bytes"] != bytes) pause_ms(20);
+    return status_of(daemon)["device_health"]["held_bytes"] == bytes;
+  };
+  EXPECT_EQ(resize(daemon, "12MiB").exit_code, 0);
+  EXPECT_TRUE(holds(held + 8 * kMiB)) << daemon.log();
+  ::kill(worker_of(daemon.pid()), SIGKILL);
+  one.decode_for(300);
+  ASSERT_TRUE(becomes_well(daemon));
+  EXPECT_TRUE(holds(held + 8 * kMiB)) << daemon.log();
+  EXPECT_EQ(resize(daemon, "2MiB").exit_code, 0);
+  one.decode_for(300);
+  EXPECT_TRUE(holds(held - 2 * kMiB)) << status_of(daemon)["arena"].dump();
+  EXPECT_EQ(status_of(daemon)["arena"]["slabs_over"], 0);
+  daemon.kill();
+  daemon.await_lives(2);
+  EXPECT_TRUE(holds(held - 2 * kMiB)) << status_of(daemon)["arena"].dump();
+  EXPECT_EQ(status_of(daemon)["arena"]["bytes"], 2 * kMiB);
+  one.decode_for(300);
+  EXPECT_EQ(one.end(), 0) << daemon.log();
+}
+
+TEST(GpuWorker, ALegacyArenaIsNotResized) {
+  const HeldDaemon daemon(settings("gpu_export = \"legacy\"\n"));
+  const testing::Ended ended = resize(daemon, "8MiB");
+  EXPECT_EQ(ended.exit_code, 1);
+  EXPECT_NE(ended.err.find("one allocation of 4MiB"), std::string::npos) << ended.err;
+  EXPECT_EQ(status_of(daemon)["arena"]["bytes"], 4 << 20);
+  EXPECT_EQ(status_of(daemon)["arena"]["most_bytes"], 4 << 20);
+}
+
 // The best of several, since other programs run here, too: a kvqd that waits for its worker would be late each time.
 TEST(GpuWorker, KvqctlIsAnsweredWhileItStandsStill) {
   const testing::Directory directory;

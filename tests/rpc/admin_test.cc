@@ -211,5 +211,57 @@ TEST(Admin, CompactAsksForSlabsOfATenantOrOfAll) {
   EXPECT_EQ(h.wait(send(kj::mv(unknown))).getStatus().getCode(), static_cast<int>(Errc::invalid_argument));
 }
 
+Outcome resize(Harness& h, wire::Admin::Client admin, std::uint64_t bytes, bool dry_run = false,
+               const char* device = "") {
+  auto request = admin.resizeRequest();
+  request.setArenaBytes(bytes);
+  request.setDevice(device);
+  request.setDryRun(dry_run);
+  auto response = h.wait(send(kj::mv(request)));
+  const auto status = response.getStatus();
+  return {static_cast<Errc>(status.getCode()), status.getMessage().cStr(),
+          status.getCode() == 0 ? json::parse(response.getJson().cStr()) : json()};
+}
+
+TEST(Admin, ResizeChangesTheArenaAndSaysWhatIsAboveIt) {
+  RpcOptions options = own_uid();
+  options.device = "host";
+  Harness h(std::move(options));
+  Client client = h.connect();
+  auto admin = admin_of(h, client);
+  h.store.slabs_used = 6;
+  const Outcome dry = resize(h, admin, 4 << 20, true);
+  EXPECT_EQ(dry.document, json::parse(R"({"dry_run": true, "device": "host", "arena_bytes": 4194304,
+                                          "arena_bytes_before": 8388608, "slabs_used": 6, "slabs_over": 2})"));
+  EXPECT_FALSE(h.logged("resize_asked"));
+  EXPECT_EQ(resize(h, admin, 64 << 20, false, "host").document["slabs_over"], 0);
+  EXPECT_TRUE(h.logged("event=resize_asked device=host arena_bytes=67108864 arena_bytes_before=8388608 slabs_over=0"));
+  EXPECT_EQ(resize(h, admin, 8 << 20).document["arena_bytes_before"], 64 << 20);
+  EXPECT_EQ(h.store.calls, (std::vector<std::string>{"resize 4 dry", "resize 64", "resize 8"}));
+}
+
+TEST(Admin, ASizeThatCannotBeIsRefusedWithThoseThatCan) {
+  RpcOptions options = own_uid();
+  options.device = "host";
+  Harness h(std::move(options));
+  Client client = h.connect();
+  auto admin = admin_of(h, client);
+  const Outcome uneven = resize(h, admin, (5 << 20) + 4096);
+  EXPECT_EQ(uneven.code, Errc::invalid_argument);
+  EXPECT_EQ(uneven.message, "the arena of host cannot become 5124KiB: it is whole slabs of 1MiB, so 5MiB or 6MiB");
+  const Outcome small = resize(h, admin, 1 << 20);
+  EXPECT_EQ(small.code, Errc::invalid_argument);
+  EXPECT_NE(small.message.find("2MiB at least"), std::string::npos) << small.message;
+  const Outcome large = resize(h, admin, 65 << 20);
+  EXPECT_EQ(large.code, Errc::limit_reached);
+  EXPECT_NE(large.message.find("addresses for 64MiB were reserved"), std::string::npos) << large.message;
+  EXPECT_EQ(resize(h, admin, 4 << 20, false, "GPU-x").code, Errc::invalid_argument);
+  h.store.exporter = "legacy";
+  const Outcome legacy = resize(h, admin, 4 << 20);
+  EXPECT_EQ(legacy.code, Errc::limit_reached);
+  EXPECT_NE(legacy.message.find("one allocation of 8MiB"), std::string::npos) << legacy.message;
+  EXPECT_EQ(h.store.calls, std::vector<std::string>{});
+}
+
 }  // namespace
 }  // namespace kvq

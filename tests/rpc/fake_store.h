@@ -45,7 +45,7 @@ class FakeStore final : public Store {
   std::map<SessionId, Live> live;
   std::vector<TenantSpec> tenants;
   Watermarks watermarks;
-  std::uint64_t slab_bytes = 0;
+  std::uint64_t slab_bytes = 1 << 20;
   bool draining = false;
 
   void count_from(std::uint32_t id) { last_id_ = id; }
@@ -199,7 +199,11 @@ class FakeStore final : public Store {
   StoreStatus status() const override {
     StoreStatus out;
     out.watermarks = watermarks;
+    out.arena_bytes = out.target_bytes = arena_bytes;
+    out.most_bytes = most_bytes;
     out.slab_bytes = slab_bytes;
+    out.slabs_reserved = 1;
+    out.device.exporter = exporter;
     out.draining = draining;
     out.instance = 0x1234;
     out.verify = verifying;
@@ -271,6 +275,16 @@ class FakeStore final : public Store {
   CompactReport compact(std::optional<TenantId> tenant, bool dry_run, std::uint64_t) override {
     calls.push_back("compact " + (tenant ? std::to_string(raw(*tenant)) : "all") + (dry_run ? " dry" : ""));
     return {4, 400, 2};
+  }
+  std::uint64_t arena_bytes = 8 << 20, most_bytes = 64 << 20;  // in slabs of 1 MiB, one of them reserved
+  std::uint32_t slabs_used = 0;
+  std::string exporter;
+  Result<ResizeReport> resize(std::uint64_t bytes, bool dry_run) override {
+    calls.push_back("resize " + std::to_string(bytes >> 20) + (dry_run ? " dry" : ""));
+    const auto slabs = static_cast<std::uint32_t>(bytes >> 20);
+    const ResizeReport report{arena_bytes, slabs_used, slabs_used - std::min(slabs, slabs_used)};
+    if (!dry_run) arena_bytes = bytes;
+    return report;
   }
   void check_invariants() const override {}
 

@@ -120,7 +120,7 @@ class Harness {
     EXPECT_EQ(::listen(listening_, 128), 0);
     if (!options.unlisted && options.rules.empty()) options.unlisted = TenantSpec{};
     options.make_salt = [] { return std::array<std::uint8_t, 32>{1, 2, 3}; };
-    options.arena_bytes = 64 << 20;
+    options.range_bytes = 64 << 20;
     options.slab_bytes = 1 << 20;
     options.device = "host";
     before(store);

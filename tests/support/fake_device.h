@@ -47,6 +47,10 @@ class FakeDevice final : public Device {
   std::string name() const override { return inner_->name(); }
   std::uint64_t arena_bytes() const override { return inner_->arena_bytes(); }
   std::uint64_t slab_bytes() const override { return inner_->slab_bytes(); }
+  std::uint64_t asked_bytes() const override { return inner_->asked_bytes(); }
+  std::uint64_t most_bytes() const override { return inner_->most_bytes(); }
+  bool can_resize() const override { return inner_->can_resize(); }
+  void resize(std::uint64_t bytes) override { inner_->resize(bytes); }
 
   Result<void> create_slab(SlabId slab) override {
     if (chance(faults.fail_create)) return Error{Errc::system, 12, "injected: no memory for a slab"};

@@ -158,6 +158,7 @@ class MortalStore final : public Store {
   CompactReport compact(std::optional<TenantId> id, bool dry_run, std::uint64_t now_ms) override {
     return store_->compact(id, dry_run, now_ms);
   }
+  Result<ResizeReport> resize(std::uint64_t bytes, bool dry_run) override { return store_->resize(bytes, dry_run); }
   void verify(std::optional<TenantId> id) override { store_->verify(id); }
   void check_invariants() const override { store_->check_invariants(); }
 

@@ -233,6 +233,21 @@ void RawSession::set(const std::string& key, const std::string& value) {
   if (done != KVQ_OK) throw std::runtime_error(client::last_error());
 }
 
+void RawSession::resize(std::uint64_t arena_bytes) {
+  const kvq_status done = loop_.run(
+      [&](kj::AsyncIoContext&) -> kj::Promise<Reply> {
+        auto admin = wire_->node.adminRequest().send().getAdmin();
+        auto call = admin.resizeRequest();
+        call.setArenaBytes(arena_bytes);
+        return call.send().then([](auto&& response) {
+          return Reply{static_cast<kvq_status>(response.getStatus().getCode()),
+                       response.getStatus().getMessage().cStr()};
+        });
+      },
+      20'000, {KVQ_ERR_NO_DAEMON, "no answer"});
+  if (done != KVQ_OK) throw std::runtime_error(client::last_error());
+}
+
 void RawSession::verify() {
   const kvq_status done = loop_.run(
       [&](kj::AsyncIoContext&) -> kj::Promise<Reply> {

@@ -42,6 +42,7 @@ class RawSession {
   // As root: quantizes every page that is idle; returns the JSON reply.
   std::string quantize();
   void set(const std::string& key, const std::string& value);
+  void resize(std::uint64_t arena_bytes);
   std::string status();
   void verify();  // every sealed page; returns when all are compared
 

@@ -25,7 +25,8 @@ struct StoreNode {
   explicit StoreNode(std::uint32_t slabs, StoreConfig configuration = small(), std::uint64_t seed = 1)
       : config(configuration),
         slab_count(slabs),
-        device(make_host_device(slabs * kSlabBytes, kSlabBytes, run_inline()), seed) {
+        place_count(2 * slabs),
+        device(make_host_device(slabs * kSlabBytes, kSlabBytes, run_inline(), place_count * kSlabBytes), seed) {
     store = Store::create(
         config, device, [this](const SlabNotice& n) { deliver(n); },
         [this](const std::string& line) { lines.push_back(line); }, &keeper);
@@ -44,7 +45,7 @@ struct StoreNode {
   }
 
   std::unique_ptr<Store> adopt() {
-    device.replace(make_host_device(slab_count * kSlabBytes, kSlabBytes, run_inline()));
+    device.replace(make_host_device(slab_count * kSlabBytes, kSlabBytes, run_inline(), place_count * kSlabBytes));
     Kept kept = keeper.hand_over();
     std::string why;
     auto adopted = Store::adopt(
@@ -128,7 +129,7 @@ struct StoreNode {
   }
 
   StoreConfig config;
-  std::uint32_t slab_count;
+  std::uint32_t slab_count, place_count;  // as configured; the most that there may be
   MapKeeper keeper;
   FakeDevice device;
   std::unique_ptr<Store> store;

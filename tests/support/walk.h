@@ -49,6 +49,7 @@ class Walk {
     }
     node_.device.faults = {};
     executioner.countdown = 0;
+    ASSERT_TRUE(node_.store->resize(options_.slabs * StoreNode::kSlabBytes, false));
     for (TenantId t : tenants_) ASSERT_TRUE(node_.store->set_quota(t, StoreNode::kSlabBytes));
     for (int i = 0; i < 400 && node_.store->status().slabs_free < options_.slabs; ++i) node_.tick(20);
     const StoreStatus status = node_.store->status();
@@ -312,7 +313,10 @@ class Walk {
   }
 
   void admin() {
-    switch (below(5)) {
+    switch (below(6)) {
+      case 5:
+        EXPECT_TRUE(node_.store->resize((2 + below(2 * options_.slabs - 1)) * StoreNode::kSlabBytes, below(4) == 0));
+        break;
       case 0:
         node_.store->quantize(std::nullopt, below(20), below(2) == 0, node_.now_ms);
         break;

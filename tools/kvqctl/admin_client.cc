@@ -185,6 +185,16 @@ std::string AdminClient::compact(const std::string& tenant, bool dry_run) {
   return response.getJson().cStr();
 }
 
+std::string AdminClient::resize(std::uint64_t arena_bytes, const std::string& device, bool dry_run) {
+  auto request = wire_->admin.resizeRequest();
+  request.setArenaBytes(arena_bytes);
+  request.setDevice(device);
+  request.setDryRun(dry_run);
+  auto response = wire_->send(kj::mv(request));
+  Wire::require_ok(response.getStatus());
+  return response.getJson().cStr();
+}
+
 std::string AdminClient::drain(std::uint32_t deadline_ms) {
   auto request = wire_->admin.drainRequest();
   request.setDeadlineMs(deadline_ms);

@@ -44,6 +44,7 @@ class AdminClient {
   std::string set(const std::string& key, const std::string& value, bool dry_run);
   std::string evict(const std::string& tenant, std::uint64_t idle_ms, bool dry_run);
   std::string compact(const std::string& tenant, bool dry_run);
+  std::string resize(std::uint64_t arena_bytes, const std::string& device, bool dry_run);
   std::string drain(std::uint32_t deadline_ms);
   std::string evict_session(std::uint32_t session, bool kill);
   std::string verify(const std::string& tenant, std::uint32_t deadline_ms);

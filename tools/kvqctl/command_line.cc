@@ -52,13 +52,16 @@ void add_views(CLI::App& app, Options& o) {
   }
 }
 
-// Of memory that is in use: what is cached, what is sparse.
+// What is cached, what is sparse, how much there is.
 void add_room(CLI::App& app, Options& o) {
   auto* evict = app.add_subcommand("evict", "drop cached pages that nobody holds and nobody used lately");
   evict->add_option("--idle", o.idle_ms, "unused for at least so many ms")->capture_default_str();
   auto* compact = app.add_subcommand("compact", "move pages out of sparse slabs, so that these become free");
-  for (auto* verb : {evict, compact}) {
-    verb->add_option("--tenant", o.tenant, "of this tenant only");
+  for (auto* verb : {evict, compact}) verb->add_option("--tenant", o.tenant, "of this tenant only");
+  auto* resize = app.add_subcommand("resize", "change the size of the arena while it serves");
+  resize->add_option("size", o.size, "of each device's arena, such as 8GiB: whole slabs")->required();
+  resize->add_option("--device", o.device, "of this device only: a GPU's UUID as kvqctl status names it, or host");
+  for (auto* verb : {evict, compact, resize}) {
     verb->add_flag("--dry-run", o.dry_run, "only say what it would do");
     verb->add_flag("--json", o.json, "as JSON");
   }

@@ -24,6 +24,7 @@ struct Options {
   std::uint64_t idle_ms = 0;
   bool dry_run = false, save = false;
   std::string key, value;
+  std::string size;
   double deadline_s = 60;
   std::uint32_t session = 0;
   bool kill = false;

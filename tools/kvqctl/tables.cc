@@ -102,24 +102,32 @@ std::string live_lines(const Json& settings) {
   return out.empty() ? out : "\n" + out;
 }
 
+// Empty unless slabs above the arena's new size are in use.
+std::string shrinking(const Json& arena) {
+  if (arena.at("slabs_over") == 0) return "";
+  return "; shrinking to " + bytes_of(arena.at("target_bytes")) + ", " + number(arena.at("slabs_over")) +
+         " slabs to go";
+}
+
 std::vector<Row> device_rows(const Json& s, const Json& settings) {
   const Json& arena = s.at("arena");
   const Json& transcodes = s.at("transcodes");
   const std::string draining = s.at("draining").get<bool>() ? ", draining" : "";
-  return {{"device", device_line(s)},
-          {"pressure", s.at("level").get<std::string>() + draining},
-          {"arena", bytes_of(arena.at("bytes")) + " in slabs of " + bytes_of(arena.at("slab_bytes")) + ": " +
-                        number(arena.at("slabs_used")) + " used (" +
-                        part_of(arena.at("slabs_used"), arena.at("slabs")) + "), " + number(arena.at("slabs_free")) +
-                        " free, " + number(arena.at("slabs_reserved")) + " of these for transcodes only"},
-          {"watermarks", watermarks_line(s.at("watermarks"), settings)},
-          {"transcodes", number(transcodes.at("done")) + " done (" + bytes_of(transcodes.at("bytes")) + "), " +
-                             number(transcodes.at("failed")) + " failed, " + number(transcodes.at("in_flight")) +
-                             " in flight"},
-          {"pages", number(s.at("dropped_pages")) + " dropped, " + number(s.at("limbo_slots")) + " slots in limbo"},
-          {"requests", number(s.at("parked_requests")) + " waiting for room, " + number(s.at("refusals")) + " refused"},
-          {"verified", verify_line(s.at("verify"))},
-          {"adopted", adopt_line(s.at("adopt"))}};
+  return {
+      {"device", device_line(s)},
+      {"pressure", s.at("level").get<std::string>() + draining},
+      {"arena", bytes_of(arena.at("bytes")) + " in slabs of " + bytes_of(arena.at("slab_bytes")) + ": " +
+                    number(arena.at("slabs_used")) + " used (" + part_of(arena.at("slabs_used"), arena.at("slabs")) +
+                    "), " + number(arena.at("slabs_free")) + " free, " + number(arena.at("slabs_reserved")) +
+                    " of these for transcodes only" + shrinking(arena)},
+      {"watermarks", watermarks_line(s.at("watermarks"), settings)},
+      {"transcodes", number(transcodes.at("done")) + " done (" + bytes_of(transcodes.at("bytes")) + "), " +
+                         number(transcodes.at("failed")) + " failed, " + number(transcodes.at("in_flight")) +
+                         " in flight"},
+      {"pages", number(s.at("dropped_pages")) + " dropped, " + number(s.at("limbo_slots")) + " slots in limbo"},
+      {"requests", number(s.at("parked_requests")) + " waiting for room, " + number(s.at("refusals")) + " refused"},
+      {"verified", verify_line(s.at("verify"))},
+      {"adopted", adopt_line(s.at("adopt"))}};
 }
 
 }  // namespace

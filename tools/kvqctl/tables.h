@@ -22,6 +22,7 @@ std::string show_evict(const Json& report);
 std::string show_verify(const Json& report);
 std::string show_evict_cached(const Json& report);
 std::string show_compact(const Json& report);
+std::string show_resize(const Json& report);
 // One line each: when it happened (of this machine's clock, `now_ms` since 1970) and the event.
 std::string show_events(const Json& document, std::int64_t now_ms);
 std::string time_text(std::int64_t ms);  // "2026-11-30T08:12:01.123+0100"

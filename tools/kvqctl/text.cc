@@ -2,7 +2,9 @@
 #include "tools/kvqctl/text.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
+#include <utility>
 
 namespace kvqctl {
 
@@ -64,6 +66,20 @@ std::string table(const std::vector<Row>& rows, const std::vector<std::size_t>& 
     out += line + "\n";
   }
   return out;
+}
+
+std::optional<std::uint64_t> size_of(const std::string& text) {
+  std::uint64_t number = 0;
+  const char* const end_of_text = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), end_of_text, number);
+  if (error != std::errc()) return std::nullopt;
+  const std::string unit(end, end_of_text);
+  constexpr std::pair<const char*, unsigned> kUnits[] = {{"", 0},     {"B", 0},    {"KiB", 10},
+                                                         {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
+  for (const auto& [name, shift] : kUnits) {
+    if (unit == name && number <= UINT64_MAX >> shift) return number << shift;
+  }
+  return std::nullopt;
 }
 
 }  // namespace kvqctl

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,5 +24,8 @@ std::string fit(std::string text, std::size_t width);  // cut, or filled with sp
 
 // Columns as wide as their widest cell; those in `left` aligned left, all others right.
 std::string table(const std::vector<Row>& rows, const std::vector<std::size_t>& left);
+
+// "8GiB": bytes, or a number with B, KiB, MiB, GiB or TiB, as in kvqd's configuration. Nothing when it is none.
+std::optional<std::uint64_t> size_of(const std::string& text);
 
 }  // namespace kvqctl

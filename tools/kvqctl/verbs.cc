@@ -15,6 +15,7 @@
 #include "tools/kvqctl/exec_bench.h"
 #include "tools/kvqctl/save.h"
 #include "tools/kvqctl/tables.h"
+#include "tools/kvqctl/text.h"
 #include "tools/kvqctl/top.h"
 
 namespace kvqctl {
@@ -81,6 +82,12 @@ void set(const Options& o, AdminClient& admin) {
         std::string(failure.what()) + (o.dry_run ? "" : "; " + o.key + " = " + o.value + " holds until kvqd restarts"));
   }
   print(o, report.dump(), show_set);
+}
+
+void resize(const Options& o, AdminClient& admin) {
+  const auto bytes = size_of(o.size);
+  if (!bytes) throw Failure(kUsage, "SIZE = " + o.size + " is no size; write it as 8GiB or 512MiB");
+  print(o, admin.resize(*bytes, o.device, o.dry_run), show_resize);
 }
 
 void drain(const Options& o, AdminClient& admin) {
@@ -164,6 +171,7 @@ void run_verb(const std::string& verb, const Options& o) {
   if (verb == "quantize") return print(o, admin.quantize(o.tenant, o.idle_ms, o.dry_run), show_quantize);
   if (verb == "evict") return print(o, admin.evict(o.tenant, o.idle_ms, o.dry_run), show_evict_cached);
   if (verb == "compact") return print(o, admin.compact(o.tenant, o.dry_run), show_compact);
+  if (verb == "resize") return resize(o, admin);
   if (verb == "set") return set(o, admin);
   if (verb == "evict-session") return evict_session(o, admin);
   if (verb == "verify") return verify(o, admin);
