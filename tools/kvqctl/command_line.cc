@@ -76,7 +76,7 @@ void add_changes(CLI::App& app, Options& o) {
   auto* verify = app.add_subcommand("verify", "compare every sealed page with its checksum");
   verify->add_option("--deadline-ms", o.deadline_ms, "wait at most so many ms")->capture_default_str();
   for (auto* verb : {quantize, verify}) verb->add_option("--tenant", o.tenant, "of this tenant only");
-  auto* set = app.add_subcommand("set", "change a setting until kvqd restarts");
+  auto* set = app.add_subcommand("set", "change a setting until kvqd restarts or reloads");
   set->add_option("key", o.key, "quantize_at, evict_at, refuse_at, relief, quota.TENANT or share.TENANT")->required();
   set->add_option("value", o.value, "as in the configuration file: 0.6, 4GiB")->required();
   auto* drain = app.add_subcommand("drain", "admit nothing new, wait for the sessions to end, end kvqd");

@@ -97,7 +97,7 @@ std::string live_lines(const Json& settings) {
       return value == 0 ? std::string("the arena") : bytes_of(value);
     };
     out += "* " + key + " is " + shown(s.at("value")) +
-           " until kvqd restarts; configured: " + shown(s.at("configured")) + "\n";
+           " until kvqd restarts or reloads; configured: " + shown(s.at("configured")) + "\n";
   }
   return out.empty() ? out : "\n" + out;
 }

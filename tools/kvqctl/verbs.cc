@@ -77,9 +77,9 @@ void set(const Options& o, AdminClient& admin) {
     const Saved saved = save_setting(Json::parse(admin.status()), o.key, o.value, o.dry_run);
     report["saved"] = {{"file", saved.file}, {"line", saved.line}};
   } catch (const Failure& failure) {
-    throw Failure(
-        failure.exit_code,
-        std::string(failure.what()) + (o.dry_run ? "" : "; " + o.key + " = " + o.value + " holds until kvqd restarts"));
+    throw Failure(failure.exit_code,
+                  std::string(failure.what()) +
+                      (o.dry_run ? "" : "; " + o.key + " = " + o.value + " holds until kvqd restarts or reloads"));
   }
   print(o, report.dump(), show_set);
 }
