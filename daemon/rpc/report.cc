@@ -35,7 +35,8 @@ Json report_tenant(const TenantStatus& t) {
           {"cached_pages", t.cached_pages},
           {"formats", formats},
           {"lookups", t.counts.lookups},
-          {"hit_pages", t.counts.all_hit_pages()}};
+          {"hit_pages", t.counts.all_hit_pages()},
+          {"computed_pages", t.counts.sealed_pages}};
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ Json tenant(const std::string& name, double dense_mib, double int4_mib, double h
       {"cached_pages", 5},
       {"lookups", hit_pages / 10},
       {"hit_pages", hit_pages},
+      {"computed_pages", hit_pages / 4},
       {"formats",
        {{"dense", {{"pages", 4}, {"bytes", dense_mib * kMiB}}}, {"int4", {{"pages", 8}, {"bytes", int4_mib * kMiB}}}}}};
 }
@@ -113,7 +114,7 @@ TEST(Top, AFrameOf80x24HasAllOfIt) {
   EXPECT_THAT(text, HasSubstr("host QUANTIZE 62 % of 100 MiB"));
   EXPECT_THAT(text, HasSubstr("# dense 30.0 MiB  + int4 30.0 MiB  ~ limbo 1.0 MiB  . slack 1.0 MiB  unused 38"));
   EXPECT_THAT(text, HasSubstr("quantized 5.0/s (5.0 MiB/s), failed 0/s, in flight 3   dropped 10/s\n"));
-  EXPECT_THAT(text, HasSubstr("from the cache 40/s pages in 4.0/s attaches, 10 each   refused 0/s   waiting 1\n"));
+  EXPECT_THAT(text, HasSubstr("hits 40/s pages in 4.0/s attaches, hit rate 80 %   refused 0/s   waiting 1\n"));
   EXPECT_THAT(text, HasSubstr("oldest open step 3.5 s: session 1, pid 1001, vllm worker 0, holds back 1.0 MiB"));
   EXPECT_THAT(line_with(text, "chat "),
               ContainsRegex("chat +calm +51.0 MiB +80 % +20.0 MiB +30.0 MiB +512 KiB +5 +40 +1"));

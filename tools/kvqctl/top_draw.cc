@@ -181,10 +181,10 @@ Frame TopModel::figures() const {
       {{"quantized " + rate(c.transcodes) + (rates.seconds > 0 ? " (" + bytes_text(c.transcode_bytes) + "/s)" : "") +
         ", failed " + rate(c.failed) + format_double(", in flight %.0f", in_flight) + "   dropped " +
         rate(c.dropped_pages)}});
-  const double each = c.lookups > 0 ? c.hit_pages / c.lookups : 0;
-  out.push_back({{"from the cache " + rate(c.hit_pages) + " pages in " + rate(c.lookups) + " attaches" +
-                  (each > 0 ? ", " + rate_text(each) + " each" : "") + "   refused " + rate(c.refusals) +
-                  format_double("   waiting %.0f", now_->waiting)}});
+  const double all = c.hit_pages + c.computed_pages;
+  out.push_back({{"hits " + rate(c.hit_pages) + " pages in " + rate(c.lookups) + " attaches" +
+                  (all > 0 ? format_double(", hit rate %.0f %%", 100 * c.hit_pages / all) : "") + "   refused " +
+                  rate(c.refusals) + format_double("   waiting %.0f", now_->waiting)}});
   const SessionSample* oldest = nullptr;
   for (const SessionSample& s : now_->sessions) {
     if (!wish_.device.empty() && s.device != wish_.device) continue;

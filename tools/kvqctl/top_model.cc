@@ -143,7 +143,7 @@ Rates TopModel::rates_of_device() const {
     b += wish_.device.empty() || d.name == wish_.device ? d.counters : Counters{};
   const auto rate = [&](double Counters::*of) { out.counters.*of = std::max(0.0, b.*of - a.*of) / out.seconds; };
   for (auto of : {&Counters::transcodes, &Counters::transcode_bytes, &Counters::failed, &Counters::dropped_pages,
-                  &Counters::refusals, &Counters::lookups, &Counters::hit_pages}) {
+                  &Counters::refusals, &Counters::lookups, &Counters::hit_pages, &Counters::computed_pages}) {
     rate(of);
   }
   std::map<std::string, double> earlier;

@@ -32,6 +32,7 @@ TenantSample tenant_of(const Json& t, const std::string& device) {
 void add_tenant(DeviceSample& device, const Json& t) {
   device.counters.lookups += number_at(t, "lookups");
   device.counters.hit_pages += number_at(t, "hit_pages");
+  device.counters.computed_pages += number_at(t, "computed_pages");
   device.use.limbo += number_at(t, "limbo_bytes");
   device.use.slack += number_at(t, "free_bytes");
   for (const auto& [format, use] : t.at("formats").items()) {
@@ -104,6 +105,7 @@ Counters& Counters::operator+=(const Counters& more) {
   refusals += more.refusals;
   lookups += more.lookups;
   hit_pages += more.hit_pages;
+  computed_pages += more.computed_pages;
   return *this;
 }
 

@@ -21,6 +21,7 @@ struct Use {
 
 struct Counters {  // since the daemon's start
   double transcodes = 0, transcode_bytes = 0, failed = 0, dropped_pages = 0, refusals = 0, lookups = 0, hit_pages = 0;
+  double computed_pages = 0;
   Counters& operator+=(const Counters& more);
 };
 
