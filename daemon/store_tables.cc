@@ -72,8 +72,10 @@ std::string differs(const char* what, std::uint64_t state, std::uint64_t here) {
 
 std::string other_shape(const RootRecord& r, const StoreConfig& config, const Device& device) {
   if (r.live == 0) return "it was never finished";
-  if (r.arena_bytes != device.most_bytes()) return differs("arena_bytes", r.arena_bytes, device.most_bytes());
   if (r.slab_bytes != device.slab_bytes()) return differs("slab_bytes", r.slab_bytes, device.slab_bytes());
+  if (r.arena_bytes != device.most_bytes()) {
+    return differs("the arena's range of addresses", r.arena_bytes, device.most_bytes());
+  }
   if (r.max_pages != config.max_pages) return differs("max_pages", r.max_pages, config.max_pages);
   if (r.max_sequences != config.max_sequences) return differs("max_sequences", r.max_sequences, config.max_sequences);
   if (r.chunks != chunks_for(config)) return differs("chunks", r.chunks, chunks_for(config));

@@ -296,7 +296,7 @@ TEST(StoreAdopt, StateOfAnotherShapeIsRefusedWithBothValues) {
   EXPECT_EQ(try_adopt(node, node.keeper.hand_over(), config).why, "max_pages was 256, now it is 512");
   const Refusal larger = try_adopt(node, node.keeper.hand_over(), node.config, 13);
   EXPECT_EQ(larger.code, Errc::invalid_argument);
-  EXPECT_EQ(larger.why, "arena_bytes was 786432, now it is 851968");
+  EXPECT_EQ(larger.why, "the arena's range of addresses was 786432, now it is 851968");
 }
 
 TEST(StoreAdopt, EachMissingOrWrongFileIsNamed) {
