@@ -177,6 +177,20 @@ TEST(Metrics, WaitsRefusalsAndEvictionsAreCounted) {
   EXPECT_EQ(scrape(port).at(host("kvq_evicted_pages_total")), 8);
 }
 
+TEST(Metrics, AParkedSequenceThatRunsAgainIsCounted) {
+  const std::string port = free_port();
+  DaemonProcess daemon(with_metrics(calm_settings() + kMine, port));
+  TinyModel tiny(daemon.socket(), {});
+  Sequence sequence = tiny.model().open({});
+  tiny.write(sequence, 0, token_stream(1, 128));
+  await_sample(port, mine("kvq_sealed_tokens_total"), 128);
+  Samples before = scrape(port);
+  sequence.park();
+  sequence.resume(1000);
+  const Samples expected = {{host("kvq_restore_seconds_count"), 1}};
+  EXPECT_EQ(moved_to(port, before, expected), expected) << daemon.log();
+}
+
 TEST(Metrics, AnOperatorsEvictionIsAnEndOfItsOwn) {
   const std::string port = free_port();
   DaemonProcess daemon(with_metrics(calm_settings() + kMine, port));
