@@ -209,6 +209,10 @@ class AdminServer final : public wire::Admin::Server {
     changed["dry_run"] = dry_run;
     results.setJson(text(changed));
     if (dry_run) return kj::READY_NOW;
+    Configured* configured = parts_.devices.options().configured;
+    if (context.getParams().getSaved() && configured != nullptr) {
+      note_saved(*configured, where.front().first->sessions.store(), key);
+    }
     parts_.devices.options().log("event=set key=" + printable(key, 80) + " value=" + printable(value, 80));
     for (const auto& [device, only] : where) {
       device->sessions.settle();

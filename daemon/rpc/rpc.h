@@ -89,8 +89,8 @@ struct RpcOptions {
   Keeper* keeper = nullptr;
   Kept* kept = nullptr;
 
-  const Configured* configured = nullptr;  // outlives the server, and may change. Null: nothing is known
-  const EventRing* events = nullptr;       // what `kvqctl events` shows; outlives the server. Null: nothing
+  Configured* configured = nullptr;   // outlives the server, and may change. Null: nothing is known
+  const EventRing* events = nullptr;  // what `kvqctl events` shows; outlives the server. Null: nothing
   std::function<void(const std::string& line)> log = [](const std::string&) {};  // key=value text, one event each
 };
 

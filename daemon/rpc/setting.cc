@@ -144,6 +144,21 @@ std::optional<Refusal> change_setting(Store& store, const std::string& key, cons
   return set_watermark(store, *setting, value, dry_run, changed);
 }
 
+void note_saved(Configured& configured, const Store& store, const std::string& key) {
+  const LiveSetting* setting = find_setting(key);
+  if (!setting->of_tenant()) {
+    configured.watermarks.*setting->mark = store.status().watermarks.*setting->mark;
+    return;
+  }
+  const TenantSpec& now = store.tenant(*store.find_tenant(key.substr(key.find('.') + 1)));
+  Configured::Limits& limits = configured.tenants[now.name];
+  if (setting->key == "quota") {
+    limits.quota_bytes = now.quota_bytes;
+  } else {
+    limits.share = now.share;
+  }
+}
+
 Json report_settings(const std::vector<const Store*>& stores, const Configured* configured) {
   Json out = Json::array();
   const Watermarks marks = stores.front()->status().watermarks;

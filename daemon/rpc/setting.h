@@ -21,6 +21,9 @@ std::optional<Refusal> change_setting(Store& store, const std::string& key, cons
 
 // Each of them: what holds, what the configuration says (null: nothing), and whether the two differ. A tenant that
 // several stores have is the same in all.
+// What now holds of `key`, which the store knows, is what is configured.
+void note_saved(Configured& configured, const Store& store, const std::string& key);
+
 nlohmann::ordered_json report_settings(const std::vector<const Store*>& stores, const Configured* configured);
 
 // Whether a setting of that key is a tenant's.

@@ -110,8 +110,8 @@ interface Admin {
   # Quantizes pages of `tenant` (empty: all) that nobody used for `idleMs`. dryRun: only says what it would do.
   quantize @4 (tenant :Text, idleMs :UInt64, dryRun :Bool) -> (status :Status, json :Text);
   # key: quantize_at, evict_at, refuse_at, relief, or quota.TENANT, share.TENANT. value: as in the config file.
-  # dryRun: only checks the value.
-  set @5 (key :Text, value :Text, dryRun :Bool) -> (status :Status, json :Text);
+  # dryRun: only checks the value. saved: it stands in the configuration file now, too, so it is what is configured.
+  set @5 (key :Text, value :Text, dryRun :Bool, saved :Bool) -> (status :Status, json :Text);
   # Admits nothing new and returns once every session has ended or after `deadlineMs`; the daemon then exits with 0.
   drain @6 (deadlineMs :UInt32) -> (status :Status, json :Text);
   # Ends a session whatever its process does: its sequences and credits go at once, its slots when its steps are over.

@@ -115,6 +115,7 @@ TEST_F(Save, TheFileKeepsAllButTheLine) {
   ASSERT_EQ(::stat(config_.c_str(), &file), 0);
   EXPECT_EQ(file.st_mode & 07777, 0640u);
   EXPECT_EQ(files(), 1u) << "nothing else is left in the folder";
+  EXPECT_EQ(setting("evict_at"), json({{"key", "evict_at"}, {"value", 0.8}, {"configured", 0.8}, {"live", false}}));
   EXPECT_EQ(ctl({"set", "evict_at", "0.8", "--save"}).out.find("in "), std::string::npos);
   restart({"--config", config_});
   EXPECT_EQ(setting("evict_at"), json({{"key", "evict_at"}, {"value", 0.8}, {"configured", 0.8}, {"live", false}}));
@@ -124,6 +125,8 @@ TEST_F(Save, OfATenantInItsTable) {
   document({"set", "quota.alpha", "4MiB", "--save"});
   document({"set", "share.alpha", "5", "--save"});
   document({"set", "share.beta", "2", "--save"});
+  EXPECT_EQ(setting("share.beta")["live"], false);
+  EXPECT_EQ(setting("quota.alpha")["configured"], 4 << 20);
   std::string wanted = with(kConfig, "\"8MiB\"\n", "\"4MiB\"\nshare = 5\n");
   EXPECT_EQ(read_file(config_), with(wanted, "share = 3", "share = 2"));
   document({"set", "quota.alpha", "0", "--save"});

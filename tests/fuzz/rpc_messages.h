@@ -241,6 +241,7 @@ class HostileMessages {
     const char* values[] = {"0.5", "0.9", "1", "0", "-1", "nan", "1e400", "128KiB", "0x", "99999999999999999999TiB"};
     auto p = params<wire::Admin::SetParams>(message);
     p.setKey(keys[in_.below(8)]);
+    p.setSaved(in_.below(4) == 3);
     if (in_.below(2) == 0) {
       p.setValue(values[in_.below(10)]);
     } else {

@@ -45,7 +45,7 @@ class RpcDevices : public ::testing::Test {
   FakeStore& first() { return h.store; }
   FakeStore& second() { return *h.more.front(); }
 
-  Configured configured;
+  mutable Configured configured;
   Harness h{options(), 1, [](FakeStore&) {}, {kSecond}};
   Client client = h.connect(), operator_ = h.connect();
   Sink::Seen seen;

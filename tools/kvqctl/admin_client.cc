@@ -156,11 +156,12 @@ std::string AdminClient::quantize(const std::string& tenant, std::uint64_t idle_
   return response.getJson().cStr();
 }
 
-std::string AdminClient::set(const std::string& key, const std::string& value, bool dry_run) {
+std::string AdminClient::set(const std::string& key, const std::string& value, bool dry_run, bool saved) {
   auto request = wire_->admin.setRequest();
   request.setKey(key);
   request.setValue(value);
   request.setDryRun(dry_run);
+  request.setSaved(saved);
   auto response = wire_->send(kj::mv(request));
   Wire::require_ok(response.getStatus());
   return response.getJson().cStr();

@@ -41,7 +41,7 @@ class AdminClient {
                         std::uint32_t limit);
   std::string prefix(const std::string& tenant, const std::string& device, std::uint32_t limit);
   std::string quantize(const std::string& tenant, std::uint64_t idle_ms, bool dry_run);
-  std::string set(const std::string& key, const std::string& value, bool dry_run);
+  std::string set(const std::string& key, const std::string& value, bool dry_run, bool saved = false);
   std::string evict(const std::string& tenant, std::uint64_t idle_ms, bool dry_run);
   std::string compact(const std::string& tenant, bool dry_run);
   std::string resize(std::uint64_t arena_bytes, const std::string& device, bool dry_run);

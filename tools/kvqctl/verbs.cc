@@ -76,6 +76,7 @@ void set(const Options& o, AdminClient& admin) {
   try {
     const Saved saved = save_setting(Json::parse(admin.status()), o.key, o.value, o.dry_run);
     report["saved"] = {{"file", saved.file}, {"line", saved.line}};
+    if (!o.dry_run) admin.set(o.key, o.value, false, true);  // so that kvqd shows it as configured
   } catch (const Failure& failure) {
     throw Failure(failure.exit_code,
                   std::string(failure.what()) +
