@@ -169,10 +169,13 @@ def test_no_memory_is_typed_and_comes_at_the_deadline():
     layer = kvqd.Layer(kv_heads=8, head_dim=128, query_heads=8)
     with local_daemon(arena_bytes="16MiB", slab_bytes="4MiB") as daemon, kvqd.Client(daemon.socket) as client:
         with client.register([layer] * 4, os.urandom(32), credits=1) as model:
-            sequence = model.open()
-            with pytest.raises((kvqd.NoMemory, kvqd.OverQuota)):
+            sequence, other = model.open(), model.open()
+            other.reserve(8 * 64, deadline_ms=5000)  # of 12 pages in all
+            with pytest.raises(kvqd.NoMemory):
+                sequence.reserve(10 * 64, deadline_ms=300)
+            with pytest.raises(kvqd.LimitReached):  # no waiting would help
                 sequence.reserve(64 * 64, deadline_ms=300)
-            sequence.reserve(64, deadline_ms=5000)  # nothing was taken by the failed call
+            sequence.reserve(64, deadline_ms=5000)  # nothing was taken by the failed calls
 
 
 def test_a_vanished_daemon_is_an_error_not_a_crash():
