@@ -86,6 +86,14 @@ struct AdminClient::Wire {
     if (status.getCode() != 0) throw Failure(kRefused, status.getMessage().cStr());
   }
 
+  // The document that a call answers. Throws Failure with the daemon's words when it says no.
+  template <typename Params, typename Results>
+  std::string document(capnp::Request<Params, Results>&& request, std::uint64_t more_ms = 0) {
+    auto response = send(kj::mv(request), more_ms);
+    require_ok(response.getStatus());
+    return response.getJson().cStr();
+  }
+
   const std::uint64_t answer_ms;
   kj::AsyncIoContext io;
   kj::Own<kj::AsyncIoStream> stream;
@@ -119,9 +127,7 @@ std::string AdminClient::pages(const std::string& tenant, const std::string& dev
   request.setTenant(tenant);
   request.setDevice(device);
   request.setLimit(limit);
-  auto response = wire_->send(kj::mv(request));
-  Wire::require_ok(response.getStatus());
-  return response.getJson().cStr();
+  return wire_->document(kj::mv(request));
 }
 
 std::string AdminClient::sequences(const std::string& tenant, std::uint32_t session, const std::string& device,
@@ -131,9 +137,7 @@ std::string AdminClient::sequences(const std::string& tenant, std::uint32_t sess
   request.setSession(session);
   request.setDevice(device);
   request.setLimit(limit);
-  auto response = wire_->send(kj::mv(request));
-  Wire::require_ok(response.getStatus());
-  return response.getJson().cStr();
+  return wire_->document(kj::mv(request));
 }
 
 std::string AdminClient::prefix(const std::string& tenant, const std::string& device, std::uint32_t limit) {
@@ -141,9 +145,7 @@ std::string AdminClient::prefix(const std::string& tenant, const std::string& de
   request.setTenant(tenant);
   request.setDevice(device);
   request.setLimit(limit);
-  auto response = wire_->send(kj::mv(request));
-  Wire::require_ok(response.getStatus());
-  return response.getJson().cStr();
+  return wire_->document(kj::mv(request));
 }
 
 std::string AdminClient::quantize(const std::string& tenant, std::uint64_t idle_ms, bool dry_run) {
@@ -151,9 +153,7 @@ std::string AdminClient::quantize(const std::string& tenant, std::uint64_t idle_
   request.setTenant(tenant);
   request.setIdleMs(idle_ms);
   request.setDryRun(dry_run);
-  auto response = wire_->send(kj::mv(request));
-  Wire::require_ok(response.getStatus());
-  return response.getJson().cStr();
+  return wire_->document(kj::mv(request));
 }
 
 std::string AdminClient::set(const std::string& key, const std::string& value, bool dry_run, bool saved) {
@@ -162,9 +162,7 @@ std::string AdminClient::set(const std::string& key, const std::string& value, b
   request.setValue(value);
   request.setDryRun(dry_run);
   request.setSaved(saved);
-  auto response = wire_->send(kj::mv(request));
-  Wire::require_ok(response.getStatus());
-  return response.getJson().cStr();
+  return wire_->document(kj::mv(request));
 }
 
 std::string AdminClient::evict(const std::string& tenant, std::uint64_t idle_ms, bool dry_run) {
@@ -172,18 +170,14 @@ std::string AdminClient::evict(const std::string& tenant, std::uint64_t idle_ms,
   request.setTenant(tenant);
   request.setIdleMs(idle_ms);
   request.setDryRun(dry_run);
-  auto response = wire_->send(kj::mv(request));
-  Wire::require_ok(response.getStatus());
-  return response.getJson().cStr();
+  return wire_->document(kj::mv(request));
 }
 
 std::string AdminClient::compact(const std::string& tenant, bool dry_run) {
   auto request = wire_->admin.compactRequest();
   request.setTenant(tenant);
   request.setDryRun(dry_run);
-  auto response = wire_->send(kj::mv(request));
-  Wire::require_ok(response.getStatus());
-  return response.getJson().cStr();
+  return wire_->document(kj::mv(request));
 }
 
 std::string AdminClient::resize(std::uint64_t arena_bytes, const std::string& device, bool dry_run) {
@@ -191,35 +185,27 @@ std::string AdminClient::resize(std::uint64_t arena_bytes, const std::string& de
   request.setArenaBytes(arena_bytes);
   request.setDevice(device);
   request.setDryRun(dry_run);
-  auto response = wire_->send(kj::mv(request));
-  Wire::require_ok(response.getStatus());
-  return response.getJson().cStr();
+  return wire_->document(kj::mv(request));
 }
 
 std::string AdminClient::drain(std::uint32_t deadline_ms) {
   auto request = wire_->admin.drainRequest();
   request.setDeadlineMs(deadline_ms);
-  auto response = wire_->send(kj::mv(request), deadline_ms);
-  Wire::require_ok(response.getStatus());
-  return response.getJson().cStr();
+  return wire_->document(kj::mv(request), deadline_ms);
 }
 
 std::string AdminClient::evict_session(std::uint32_t session, bool kill) {
   auto request = wire_->admin.evictSessionRequest();
   request.setSession(session);
   request.setKill(kill);
-  auto response = wire_->send(kj::mv(request));
-  Wire::require_ok(response.getStatus());
-  return response.getJson().cStr();
+  return wire_->document(kj::mv(request));
 }
 
 std::string AdminClient::verify(const std::string& tenant, std::uint32_t deadline_ms) {
   auto request = wire_->admin.verifyRequest();
   request.setTenant(tenant);
   request.setDeadlineMs(deadline_ms);
-  auto response = wire_->send(kj::mv(request), deadline_ms);
-  Wire::require_ok(response.getStatus());
-  return response.getJson().cStr();
+  return wire_->document(kj::mv(request), deadline_ms);
 }
 
 std::string AdminClient::events(std::uint64_t after, std::uint32_t limit) {

@@ -1,11 +1,9 @@
 // What the verbs that make room say.
+#include "tools/kvqctl/cells.h"
 #include "tools/kvqctl/tables.h"
-#include "tools/kvqctl/text.h"
 
 namespace kvqctl {
 namespace {
-
-std::string bytes_of(const Json& bytes) { return bytes_text(bytes.get<double>()); }
 
 std::string resized(const Json& r, bool dry) {
   const auto over = r.at("slabs_over").get<std::uint64_t>();

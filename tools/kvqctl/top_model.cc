@@ -141,11 +141,7 @@ Rates TopModel::rates_of_device() const {
     a += wish_.device.empty() || d.name == wish_.device ? d.counters : Counters{};
   for (const DeviceSample& d : now_->devices)
     b += wish_.device.empty() || d.name == wish_.device ? d.counters : Counters{};
-  const auto rate = [&](double Counters::*of) { out.counters.*of = std::max(0.0, b.*of - a.*of) / out.seconds; };
-  for (auto of : {&Counters::transcodes, &Counters::transcode_bytes, &Counters::failed, &Counters::dropped_pages,
-                  &Counters::refusals, &Counters::lookups, &Counters::hit_pages, &Counters::computed_pages}) {
-    rate(of);
-  }
+  for (const auto of : kCounters) out.counters.*of = std::max(0.0, b.*of - a.*of) / out.seconds;
   std::map<std::string, double> earlier;
   for (const TenantSample& t : before.tenants) earlier[tenant_key(t.device, t.name)] = t.hit_pages;
   for (const TenantSample& t : now_->tenants) {

@@ -98,14 +98,7 @@ Use& Use::operator+=(const Use& more) {
 }
 
 Counters& Counters::operator+=(const Counters& more) {
-  transcodes += more.transcodes;
-  transcode_bytes += more.transcode_bytes;
-  failed += more.failed;
-  dropped_pages += more.dropped_pages;
-  refusals += more.refusals;
-  lookups += more.lookups;
-  hit_pages += more.hit_pages;
-  computed_pages += more.computed_pages;
+  for (const auto counter : kCounters) this->*counter += more.*counter;
   return *this;
 }
 

@@ -24,6 +24,9 @@ struct Counters {  // since the daemon's start
   double computed_pages = 0;
   Counters& operator+=(const Counters& more);
 };
+inline constexpr double Counters::*kCounters[] = {
+    &Counters::transcodes, &Counters::transcode_bytes, &Counters::failed,    &Counters::dropped_pages,
+    &Counters::refusals,   &Counters::lookups,         &Counters::hit_pages, &Counters::computed_pages};
 
 struct DeviceSample {
   std::string name, level, unwell;  // unwell: why it is degraded
